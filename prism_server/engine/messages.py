@@ -1,0 +1,194 @@
+"""The seam between serving and engine: small, typed, serialisable messages; no shared objects."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from prism_server.errors import BadRequest, PrismError
+from prism_server.identity import Digest
+from prism_server.media.item import MediaItem
+from prism_server.prompt.encoded import EncodedPrompt
+
+MAX_SAMPLES = 16
+MAX_TOP_LOGPROBS = 20
+MAX_STOP_STRINGS = 16
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """How tokens are chosen. `temperature` 0 is greedy; `top_k` 0, `top_p` 1 and `min_p` 0 are off.
+
+    `logprobs`: None for none, else how many alternatives to report beside the chosen token's own (0 is allowed).
+    Sample i of `n` draws from `seed` and i, so that a seeded request repeats itself whatever runs beside it.
+    """
+
+    max_tokens: int
+    min_tokens: int = 0
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    seed: int | None = None
+    stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+    logprobs: int | None = None
+    n: int = 1
+
+    def __post_init__(self) -> None:
+        rules: tuple[tuple[bool, str, str], ...] = (
+            (self.max_tokens >= 1, "max_tokens", "must be at least 1"),
+            (0 <= self.min_tokens <= self.max_tokens, "min_tokens", "must lie between 0 and max_tokens"),
+            (0.0 <= self.temperature <= 100.0, "temperature", "must lie between 0 and 100"),
+            (self.top_k >= 0, "top_k", "must be 0 (off) or more"),
+            (0.0 < self.top_p <= 1.0, "top_p", "must be above 0 and at most 1"),
+            (0.0 <= self.min_p <= 1.0, "min_p", "must lie between 0 and 1"),
+            (0.01 <= self.repetition_penalty <= 100.0, "repetition_penalty", "must lie between 0.01 and 100"),
+            (-2.0 <= self.presence_penalty <= 2.0, "presence_penalty", "must lie between -2 and 2"),
+            (-2.0 <= self.frequency_penalty <= 2.0, "frequency_penalty", "must lie between -2 and 2"),
+            (self.seed is None or -(2**63) <= self.seed < 2**63, "seed", "must be a 64-bit integer"),
+            (len(self.stop) <= MAX_STOP_STRINGS, "stop", f"at most {MAX_STOP_STRINGS} stop strings"),
+            (all(self.stop), "stop", "a stop string must not be empty"),
+            (
+                self.logprobs is None or 0 <= self.logprobs <= MAX_TOP_LOGPROBS,
+                "top_logprobs",
+                f"must lie between 0 and {MAX_TOP_LOGPROBS}",
+            ),
+            (1 <= self.n <= MAX_SAMPLES, "n", f"must lie between 1 and {MAX_SAMPLES}"),
+        )
+        for holds, param, reason in rules:  # NaN fails every comparison, so it is refused too
+            if not holds:
+                raise BadRequest(f"{param} {reason}", param=param)
+
+    @property
+    def greedy(self) -> bool:
+        return self.temperature == 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class GenerateRequest:
+    """One validated request, prompt encoded and keyed. Times are seconds of the monotonic clock."""
+
+    request_id: str
+    prompt: EncodedPrompt
+    media: tuple[MediaItem, ...]
+    """In order of `MediaSpan.media_index`; the bytes are kept until the last media row is computed."""
+    params: SamplingParams
+    arrival_s: float
+    deadline_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """What a request cost and what it was spared. The four media counts are the product's promise, made visible."""
+
+    prompt_tokens: int
+    completion_tokens: int = 0
+    cached_tokens: int = 0
+    cached_media_tokens: int = 0
+    prefilled_tokens: int = 0
+    prefilled_media_tokens: int = 0
+    decoded_items: int = 0
+    """Media that a worker had to decode and resize."""
+    encoded_items: int = 0
+    """Media that the vision tower had to encode."""
+
+
+@dataclass(frozen=True, slots=True)
+class Timings:
+    """Milliseconds. `media_ms` is the wait for decoded media; queue + media + prefill = time to first token in the engine."""
+
+    queue_ms: float = 0.0
+    media_ms: float = 0.0
+    prefill_ms: float = 0.0
+    first_token_ms: float = 0.0
+    total_ms: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprob:
+    """One chosen token's natural-log probability and the most likely alternatives, most likely first."""
+
+    token_id: int
+    logprob: float
+    top: tuple[tuple[int, float], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Accepted:
+    """The request was admitted; its cached prefix is known."""
+
+    request_id: str
+    usage: Usage
+
+
+@dataclass(frozen=True, slots=True)
+class TokenDelta:
+    """New tokens of one sample. `text` is what they complete: whole characters, nothing that may begin a stop string."""
+
+    request_id: str
+    sample: int
+    token_ids: tuple[int, ...]
+    text: str
+    logprobs: tuple[TokenLogprob, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class SampleFinished:
+    """One sample ended. `reason`: stop, length, cancelled or deadline; `stop_reason` is the stop string or id that matched."""
+
+    request_id: str
+    sample: int
+    reason: str
+    stop_reason: str | int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RequestFinished:
+    """Every sample ended. The last event of a request that did not fail."""
+
+    request_id: str
+    usage: Usage
+    timings: Timings
+
+
+@dataclass(frozen=True, slots=True)
+class RequestFailed:
+    """The last event of a request that failed or was refused."""
+
+    request_id: str
+    error: PrismError
+
+
+@dataclass(frozen=True, slots=True)
+class CacheChanged:
+    """What the caches gained and lost in a step: media-chain keys whose KV is held, content ids whose features are held."""
+
+    chains_added: tuple[Digest, ...] = ()
+    chains_evicted: tuple[Digest, ...] = ()
+    features_added: tuple[Digest, ...] = ()
+    features_evicted: tuple[Digest, ...] = ()
+
+
+Event = Accepted | TokenDelta | SampleFinished | RequestFinished | RequestFailed | CacheChanged
+
+
+@dataclass(frozen=True, slots=True)
+class EngineStats:
+    """A snapshot of the engine, replaced whole after every step. Counters only grow; gauges are marked `_now`."""
+
+    running_now: int = 0
+    waiting_now: int = 0
+    total_pages: int = 0
+    free_pages_now: int = 0
+    evictable_pages_now: int = 0
+    page_tokens: int = 0
+    host_slots_total: int = 0
+    host_slots_used_now: int = 0
+    feature_bytes_now: int = 0
+    feature_bytes_capacity: int = 0
+    steps: int = 0
+    counters: dict[str, int] = field(default_factory=dict)

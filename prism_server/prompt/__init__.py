@@ -1,0 +1,1 @@
+"""From messages to token ids, positions, spans and keys; and from token ids back to text."""
