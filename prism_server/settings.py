@@ -1,15 +1,14 @@
 """Every option of the engine server. Units are in the names; an unknown key is an error at start-up.
 
-Sources, strongest first: command line (`--kv.dtype bf16`), environment (`PRISM_KV__DTYPE`), `--config FILE` (JSON).
+Plain values: nothing here looks at the environment. settings_cli.py fills them from the command line
+(`--kv.dtype bf16`), the environment (`PRISM_KV__DTYPE`) and `--config FILE` (JSON), strongest first.
 """
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
-from pydantic_settings import BaseSettings, SettingsConfigDict
+from pydantic import BaseModel, ConfigDict, Field, FilePath, model_validator
 
 from prism_server.capacity.page_layout import KVDtype
 
@@ -18,24 +17,31 @@ GIB = 1 << 30
 
 Positive = Annotated[int, Field(ge=1)]
 NonNegative = Annotated[int, Field(ge=0)]
+Port = Annotated[int, Field(ge=0, le=65535)]
 
 
 class Group(BaseModel):
     """Base of the option groups."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 
 class ModelSettings(Group):
     """Which checkpoint is served, where and in which arithmetic."""
 
-    path: str = Field("demo", description="checkpoint directory, or `demo` for the bundled model")
-    revision: str = Field("", description="part of the cache namespace; set it when weights change under one path")
-    served_name: str = Field("", description="name in /v1/models; by default the directory's name")
+    path: str = Field(default="demo", description="checkpoint directory, or `demo` for the bundled model")
+    revision: str = Field(
+        default="", description="part of the cache namespace; set it when weights change under one path"
+    )
+    served_name: str = Field(default="", description="name in /v1/models; by default the directory's name")
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    dtype: Literal["auto", "float32", "bfloat16"] = Field("auto", description="auto: bfloat16 on CUDA, float32 on CPU")
-    backend: Literal["auto", "torch"] = Field("auto", description="operators; a backend that is not there is an error")
-    threads: NonNegative = Field(0, description="torch threads on CPU; 0 leaves torch's own choice")
+    dtype: Literal["auto", "float32", "bfloat16"] = Field(
+        default="auto", description="auto: bfloat16 on CUDA, float32 on CPU"
+    )
+    backend: Literal["auto", "torch"] = Field(
+        default="auto", description="operators; a backend that is not there is an error"
+    )
+    threads: NonNegative = Field(default=0, description="torch threads on CPU; 0 leaves torch's own choice")
 
 
 class KVSettings(Group):
@@ -43,10 +49,16 @@ class KVSettings(Group):
 
     dtype: KVDtype = "fp8"
     page_tokens: Positive = 64
-    memory_bytes: NonNegative = Field(0, description="bytes of the page pool; 0 sizes it from what the device has left")
-    memory_fraction: Annotated[float, Field(gt=0.0, le=0.98)] = Field(0.85, description="of the device, weights included")
-    prefix_cache: bool = Field(True, description="off: nothing is shared or found again (the twin for tests)")
-    host_bytes: NonNegative = Field(0, description="host memory for cold prefixes and preempted requests; 0 is off")
+    memory_bytes: NonNegative = Field(
+        default=0, description="bytes of the page pool; 0 sizes it from what the device has left"
+    )
+    memory_fraction: Annotated[float, Field(gt=0.0, le=0.98)] = Field(
+        default=0.85, description="of the device, weights included"
+    )
+    prefix_cache: bool = Field(default=True, description="off: nothing is shared or found again (the twin for tests)")
+    host_bytes: NonNegative = Field(
+        default=0, description="host memory for cold prefixes and preempted requests; 0 is off"
+    )
 
 
 class EngineSettings(Group):
@@ -54,45 +66,59 @@ class EngineSettings(Group):
 
     max_context_tokens: Positive = 32768
     max_running_sequences: Positive = 64
-    max_waiting_requests: Positive = Field(256, description="beyond it: 429 with Retry-After")
-    max_step_tokens: Positive = Field(8192, description="language tokens in one step")
-    chunk_tokens: NonNegative = Field(0, description="longest prefill chunk of one request; 0: as max_step_tokens allows")
-    step_budget_ms: Annotated[float, Field(gt=0)] = Field(20.0, description="a step's time while anything decodes")
-    ageing_ms: NonNegative = Field(2000, description="a request that has waited longer goes first, whatever its work")
-    feature_cache_bytes: Positive = Field(1 * GIB, description="encoder outputs, pinned ones included")
-    overlap: bool = Field(True, description="prepare a step while the one before runs; off: the plain loop")
+    max_waiting_requests: Positive = Field(default=256, description="beyond it: 429 with Retry-After")
+    max_step_tokens: Positive = Field(default=8192, description="language tokens in one step")
+    chunk_tokens: NonNegative = Field(
+        default=0, description="longest prefill chunk of one request; 0: as max_step_tokens allows"
+    )
+    step_budget_ms: Annotated[float, Field(gt=0)] = Field(
+        default=20.0, description="a step's time while anything decodes"
+    )
+    ageing_ms: NonNegative = Field(
+        default=2000, description="a request that has waited longer goes first, whatever its work"
+    )
+    feature_cache_bytes: Positive = Field(default=1 * GIB, description="encoder outputs, pinned ones included")
+    overlap: bool = Field(default=True, description="prepare a step while the one before runs; off: the plain loop")
 
 
 class MediaSettings(Group):
     """What a request may bring and how it is shown to the model."""
 
-    max_items: NonNegative = Field(64, description="media in one request")
+    max_items: NonNegative = Field(default=64, description="media in one request")
     max_item_bytes: Positive = 64 * MIB
-    max_decoded_pixels: Positive = Field(100_000_000, description="width x height of a picture, from its header")
-    max_image_tokens: Positive = Field(4096, description="larger pictures are scaled down to it")
-    workers: NonNegative = Field(0, description="decoding threads; 0: one a core, at most 8")
-    cache_bytes: NonNegative = Field(1 * GIB, description="decoded patches kept on the host")
-    facts_items: Positive = Field(1_000_000, description="media whose facts are remembered (some 200 bytes each)")
+    max_decoded_pixels: Positive = Field(
+        default=100_000_000, description="width x height of a picture, from its header"
+    )
+    max_image_tokens: Positive = Field(default=4096, description="larger pictures are scaled down to it")
+    workers: NonNegative = Field(default=0, description="decoding threads; 0: one a core, at most 8")
+    cache_bytes: NonNegative = Field(default=1 * GIB, description="decoded patches kept on the host")
+    facts_items: Positive = Field(
+        default=1_000_000, description="media whose facts are remembered (some 200 bytes each)"
+    )
 
 
 class HTTPSettings(Group):
     """The two listeners."""
 
     host: str = "0.0.0.0"
-    port: NonNegative = 8000
+    port: Port = 8000
     admin_host: str = "0.0.0.0"
-    admin_port: NonNegative = 9000
+    admin_port: Port = 9000
     max_body_bytes: Positive = 128 * MIB
-    request_timeout_s: Annotated[float, Field(gt=0)] = Field(600.0, description="deadline of a request, from arrival")
-    drain_timeout_s: Annotated[float, Field(ge=0)] = Field(60.0, description="after SIGTERM, for the running streams")
-    api_keys_file: Path | None = Field(None, description="one key a line; absent: no key is asked for")
-    admin_token_file: Path | None = Field(None, description="token of /internal/*; absent: no token is asked for")
+    request_timeout_s: Annotated[float, Field(gt=0)] = Field(
+        default=600.0, description="deadline of a request, from arrival"
+    )
+    drain_timeout_s: Annotated[float, Field(ge=0)] = Field(
+        default=60.0, description="after SIGTERM, for the running streams"
+    )
+    api_keys_file: FilePath | None = Field(default=None, description="one key a line; absent: no key is asked for")
+    admin_token_file: FilePath | None = Field(
+        default=None, description="token of /internal/*; absent: no token is asked for"
+    )
 
 
-class ServerSettings(BaseSettings):
+class ServerSettings(Group):
     """All of `prism-serve`."""
-
-    model_config = SettingsConfigDict(extra="forbid", frozen=True, env_prefix="PRISM_", env_nested_delimiter="__")
 
     model: ModelSettings = ModelSettings()
     kv: KVSettings = KVSettings()
@@ -102,6 +128,7 @@ class ServerSettings(BaseSettings):
 
     @model_validator(mode="after")
     def _step_holds_a_decode_of_everyone(self) -> ServerSettings:
-        if self.engine.max_step_tokens < self.engine.max_running_sequences:
-            raise ValueError("engine.max_step_tokens must be at least engine.max_running_sequences")
+        step, sequences = self.engine.max_step_tokens, self.engine.max_running_sequences
+        if step < sequences:
+            raise ValueError(f"engine.max_step_tokens {step} must be at least engine.max_running_sequences {sequences}")
         return self

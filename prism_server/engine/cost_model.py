@@ -1,0 +1,94 @@
+"""How much work a step may hold: a time budget turned into tokens and encoder blocks by what steps were seen to cost."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+SMOOTHING = 0.2
+"""Weight of the newest observation."""
+MIN_CHUNK_TOKENS = 64
+"""A prefill beside decodes always gets this many tokens, so that it ends."""
+MAX_STEP_PATCHES = 65_536
+"""Patches encoded in one step; bounds the vision tower's activations (the memory peak counts them)."""
+
+
+@dataclass(slots=True)
+class StepBudget:
+    """What is left of a step beside its decodes. `ms` is None when nothing decodes: then only sizes bound the step."""
+
+    tokens: int
+    patches: int
+    ms: float | None = None
+    ms_per_token: float = 0.0
+    ms_per_patch_block: float = 0.0
+    prefills: int = 0
+    encodes: int = 0
+
+    @property
+    def chunk_tokens(self) -> int:
+        """Tokens that the next prefill chunk may have."""
+        if self.ms is None or self.ms_per_token == 0.0:
+            return self.tokens
+        affordable = int(self.ms / self.ms_per_token)
+        return min(self.tokens, max(affordable, 0 if self.prefills else MIN_CHUNK_TOKENS))
+
+    def take_tokens(self, num_tokens: int) -> None:
+        self.tokens -= num_tokens
+        self.prefills += 1
+        self._spend(num_tokens * self.ms_per_token)
+
+    def may_encode(self, num_patches: int) -> bool:
+        """Whether another item may start in this step; the first one always may."""
+        return not self.encodes or self.patches >= num_patches
+
+    def take_blocks(self, num_patches: int, blocks_left: int) -> int:
+        """Vision blocks of an item that this step runs: all, or what the time allows, at least one a step."""
+        if not self.may_encode(num_patches):
+            return 0
+        blocks, block_ms = blocks_left, num_patches * self.ms_per_patch_block
+        if self.ms is not None and block_ms > 0.0:
+            blocks = min(blocks_left, max(int(self.ms / block_ms), 0 if self.encodes else 1))
+        if blocks > 0:
+            self.encodes += 1
+            self.patches -= num_patches
+            self._spend(blocks * block_ms)
+        return max(0, blocks)
+
+    def _spend(self, ms: float) -> None:
+        if self.ms is not None:
+            self.ms = max(0.0, self.ms - ms)
+
+
+class CostModel:
+    """A step costs a base (one read of the weights), so much a prefill token and so much a patch and vision block."""
+
+    def __init__(self, step_budget_ms: float, max_step_tokens: int) -> None:
+        self._budget_ms = step_budget_ms
+        self._max_tokens = max_step_tokens
+        self.base_ms = 0.0
+        self.ms_per_token = 0.0
+        self.ms_per_patch_block = 0.0
+
+    def budget(self, num_decodes: int) -> StepBudget:
+        """The next step's budget; its decodes are already taken out."""
+        tokens = self._max_tokens - num_decodes
+        if num_decodes == 0:
+            return StepBudget(tokens, MAX_STEP_PATCHES)
+        spare_ms = max(0.0, self._budget_ms - self.base_ms)
+        return StepBudget(tokens, MAX_STEP_PATCHES, spare_ms, self.ms_per_token, self.ms_per_patch_block)
+
+    def observe(
+        self, num_decodes: int, num_prefill_tokens: int, patch_blocks: int, language_ms: float, encode_ms: float
+    ) -> None:
+        """One completed step's measured times."""
+        if patch_blocks:
+            self.ms_per_patch_block = self._blend(self.ms_per_patch_block, encode_ms / patch_blocks)
+        if num_prefill_tokens >= MIN_CHUNK_TOKENS:
+            beyond_base = max(0.0, language_ms - self.base_ms)
+            self.ms_per_token = self._blend(self.ms_per_token, beyond_base / num_prefill_tokens)
+        elif num_decodes:
+            self.base_ms = self._blend(self.base_ms, language_ms)
+
+    @staticmethod
+    def _blend(old: float, new: float) -> float:
+        return new if old == 0.0 else old + SMOOTHING * (new - old)

@@ -1,0 +1,160 @@
+"""One sample of a request, as the scheduler sees it. Mutable, and touched by the owner thread only."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from prism_server.engine.messages import GenerateRequest
+from prism_server.identity import Digest
+from prism_server.kv.prefix_index import CachedPage
+from prism_server.media.item import ItemFacts, ItemKey
+from prism_server.prompt.encoded import Boundary, MediaSpan
+
+
+class Phase(enum.Enum):
+    """Where a sequence is. WAITING and PARKED hold nothing; the others hold pages and a device slot."""
+
+    WAITING = "waiting"
+    PARKED = "parked"
+    """Another sequence is computing what this one needs next."""
+    SWAPPING = "swapping"
+    """Its prefix is on its way from the host."""
+    MEDIA = "media"
+    """Workers are decoding its media."""
+    PREFILL = "prefill"
+    DECODE = "decode"
+    FINISHED = "finished"
+
+
+@dataclass(slots=True, eq=False)
+class Sequence:
+    """Rows: prompt first, then outputs. `num_planned` rows are in launched plans, `num_computed` of them completed."""
+
+    number: int
+    """Unique in the engine; also the order of arrival."""
+    request: GenerateRequest
+    sample: int
+    seed: int
+    max_outputs: int
+    """Tokens it may generate: the request's, cut to the context."""
+
+    phase: Phase = Phase.WAITING
+    outputs: list[int] = field(default_factory=list)
+    num_drawn: int = 0
+    """Tokens sampled by launched plans; the last may not be on the host yet."""
+    num_planned: int = 0
+    num_computed: int = 0
+    num_prefill: int = 0
+    """Rows known when it was admitted: the prompt, and after a preemption the outputs so far."""
+
+    slot: int | None = None
+    table: list[int] = field(default_factory=list)
+    moved: list[tuple[int, int]] = field(default_factory=list)
+    """(index, page) of its table that the device does not know yet."""
+    node: CachedPage | None = None
+    """Where it stands in the prefix index: this node and all above are locked for it."""
+    num_published: int = 0
+    """Rows whose pages and boundaries have been offered to the index."""
+    keys: list[Digest] = field(init=False)
+    """Keys of its full pages so far: the prompt's, then those of decoded pages."""
+    boundaries: list[Boundary] = field(init=False)
+    incarnation: int = 0
+    """Raised whenever it leaves the device, so that results of older plans are told apart and dropped."""
+    last_step: int = 0
+    """Last launched step that names its pages."""
+    ready_step: int = 0
+    """SWAPPING until this step has completed."""
+
+    parked_on: Digest | None = None
+    leads: list[Digest] = field(default_factory=list)
+    """Chain keys that it is computing and others may park on."""
+    wanted: set[ItemKey] = field(default_factory=set)
+    """Items that the workers are preparing for it."""
+    holds_staged: set[ItemKey] = field(default_factory=set)
+    pins: set[ItemKey] = field(default_factory=set)
+    """Items whose features are held for it."""
+    uncached_estimate: int = 0
+
+    num_cached: int = 0
+    """Rows found when it was last admitted."""
+    first_cached_tokens: int = 0
+    first_cached_media_tokens: int = 0
+    preemptions: int = 0
+    starved: bool = False
+    """As the oldest it could get no page: it goes first in the next step."""
+    lost_pins: int = 0
+    decoded_items: int = 0
+    encoded_items: int = 0
+    prefilled_tokens: int = 0
+    prefilled_media_tokens: int = 0
+    admitted_s: float | None = None
+    media_ready_s: float | None = None
+    first_token_s: float | None = None
+
+    def __post_init__(self) -> None:
+        self.keys = list(self.request.prompt.page_keys)
+        self.boundaries = list(self.request.prompt.boundaries)
+
+    @property
+    def prompt_tokens(self) -> int:
+        return len(self.request.prompt)
+
+    @property
+    def num_known(self) -> int:
+        """Rows whose ids the host knows."""
+        return self.prompt_tokens + len(self.outputs)
+
+    @property
+    def spans(self) -> tuple[MediaSpan, ...]:
+        return self.request.prompt.spans
+
+    @property
+    def is_admitted(self) -> bool:
+        return self.phase in (Phase.SWAPPING, Phase.MEDIA, Phase.PREFILL, Phase.DECODE)
+
+    @property
+    def remaining_prefill(self) -> int:
+        return max(0, self.num_prefill - self.num_planned)
+
+    @property
+    def has_row_to_decode(self) -> bool:
+        """A decode row is there: everything but the last drawn token is planned, and more may be drawn."""
+        return self.num_drawn < self.max_outputs and self.num_planned == self.prompt_tokens + self.num_drawn - 1
+
+    def ids(self, start: int, end: int) -> npt.NDArray[np.int32]:
+        """int32 ids of known rows [start, end)."""
+        prompt = self.request.prompt.token_ids
+        if end <= self.prompt_tokens:
+            return prompt[start:end]
+        outputs = self.outputs[max(0, start - self.prompt_tokens) : end - self.prompt_tokens]
+        return np.concatenate([prompt[start:], np.asarray(outputs, dtype=np.int32)])
+
+    def positions(self, start: int, end: int) -> npt.NDArray[np.int32]:
+        """int32 [3, end - start]: M-RoPE positions; after the prompt all three are row + delta."""
+        prompt = self.request.prompt
+        if end <= self.prompt_tokens:
+            return prompt.positions[:, start:end]
+        rows = np.arange(max(start, self.prompt_tokens), end, dtype=np.int32) + np.int32(prompt.delta)
+        later = np.broadcast_to(rows, (3, len(rows)))
+        return np.concatenate([prompt.positions[:, start:], later], axis=1) if start < self.prompt_tokens else later
+
+    def missing_items(self) -> list[ItemFacts]:
+        """Facts of the media with rows still to be planned, in order, each once."""
+        found: dict[ItemKey, ItemFacts] = {}
+        for span in self.spans:
+            if span.end > self.num_planned:
+                found.setdefault(span.facts.key, span.facts)
+        return list(found.values())
+
+    def count_prefill(self, end: int) -> None:
+        """Rows [num_planned, end) are about to be prefilled."""
+        self.prefilled_tokens += end - self.num_planned
+        self.prefilled_media_tokens += self.media_tokens_in(self.num_planned, end)
+
+    def media_tokens_in(self, start: int, end: int) -> int:
+        """Placeholder rows among rows [start, end)."""
+        return sum(max(0, min(span.end, end) - max(span.start, start)) for span in self.spans)

@@ -1,0 +1,102 @@
+"""Media on their way to the model: `describe` says what an item is, `materialise` prepares its pixels, once for all."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+from prism_server.errors import BadRequest, EngineFault
+from prism_server.identity import content_id
+from prism_server.media.cache import CacheStats, Materialised, PatchCache
+from prism_server.media.facts_table import FactsStats, FactsTable
+from prism_server.media.item import ItemFacts, ItemKey, MediaItem
+from prism_server.media.kinds import ImageKind, MediaKind
+from prism_server.media.limits import MediaLimits, media_limits
+from prism_server.media.processor_config import ImageProcessorConfig, load_image_processor
+from prism_server.settings import MediaSettings
+
+MOST_DEFAULT_WORKERS = 8
+
+
+@dataclass(frozen=True, slots=True)
+class MediaStats:
+    """A snapshot of the counters."""
+
+    cache: CacheStats
+    facts: FactsStats
+
+    @property
+    def decoded_items(self) -> int:
+        """Media decoded and cut since the start."""
+        return self.cache.prepared
+
+
+class MediaPipeline:
+    """From encoded bytes to facts and patches. Any thread may call it.
+
+    `config`: the checkpoint's picture processor; `workers`: decoding threads, 0 for one a core up to 8; `cache_bytes`:
+    capacity for prepared patches; `facts_items`: media whose facts are remembered.
+    """
+
+    def __init__(
+        self, config: ImageProcessorConfig, limits: MediaLimits, workers: int, cache_bytes: int, facts_items: int
+    ) -> None:
+        self.config = config
+        self.limits = limits
+        self._kinds: Mapping[str, MediaKind] = {kind.name: kind for kind in (ImageKind(config, limits),)}
+        self._facts = FactsTable(facts_items)
+        self._cache = PatchCache(cache_bytes)
+        self._closed = False
+        num_workers = workers or min(os.cpu_count() or 1, MOST_DEFAULT_WORKERS)
+        self._workers = ThreadPoolExecutor(num_workers, thread_name_prefix="prism-media")
+
+    @classmethod
+    def from_settings(cls, settings: MediaSettings, checkpoint: Path) -> MediaPipeline:
+        """The pipeline of a checkpoint directory. Raises StartupError where its picture processor is missing or odd."""
+        config = load_image_processor(checkpoint, settings.max_image_tokens)
+        return cls(config, media_limits(settings), settings.workers, settings.cache_bytes, settings.facts_items)
+
+    def describe(self, item: MediaItem) -> ItemFacts:
+        """The item's facts: remembered ones (a digest and a look-up), else from its header. Raises BadRequest.
+
+        A sound header is enough: bytes that are cut off later fail in `materialise`.
+        """
+        kind = self._kind_of(item)
+        if not item.data:
+            raise BadRequest("the medium is empty (0 bytes)", item.param)
+        self.limits.check_item_bytes(len(item.data), item.param)
+        key = ItemKey(content_id(item.kind, item.data), kind.layout(item))
+        facts = self._facts.get(key)
+        if facts is None:
+            facts = kind.describe(item, key)
+            self._facts.put(facts)
+        return facts
+
+    def materialise(self, item: MediaItem, facts: ItemFacts) -> Future[Materialised]:
+        """The patches of a described item, from the cache or from a worker; never blocks.
+
+        The future may fail with BadRequest (the bytes cannot be decoded) or EngineFault (`close` came first). It may be
+        cancelled; nobody else loses by that.
+        """
+        if self._closed:
+            raise EngineFault("the server is stopping; no media are prepared any more")
+        kind = self._kind_of(item)
+        return self._cache.fetch(facts.key, lambda: kind.prepare(item, facts), self._workers, item.param)
+
+    def stats(self) -> MediaStats:
+        return MediaStats(self._cache.stats(), self._facts.stats())
+
+    def close(self) -> None:
+        """Finishes what runs, fails what is queued, ends the workers. Called once the engine has stopped asking."""
+        self._closed = True
+        self._workers.shutdown(wait=True, cancel_futures=True)
+
+    def _kind_of(self, item: MediaItem) -> MediaKind:
+        kind = self._kinds.get(item.kind)
+        if kind is None:
+            known = ", ".join(self._kinds)
+            raise BadRequest(f"media of kind {item.kind!r} are not served; known: {known}", item.param)
+        return kind

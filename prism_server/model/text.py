@@ -1,0 +1,107 @@
+"""The language model: a decoder over paged KV that takes picture features in its rows."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from prism_server.model.config import TextConfig
+from prism_server.model.loader import Tensors
+from prism_server.model.mrope import MRope
+from prism_server.ops.interface import AttentionBatch, Ops
+from prism_server.ops.kv_storage import PagedKV
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class MediaRows:
+    """Features for M of a step's rows, gathered from all its media, level by level in the same order."""
+
+    rows: Tensor = field(repr=False)
+    """int64 [M], places in the step's rows; none twice."""
+    main: Tensor = field(repr=False)
+    """[M, hidden], replaces the embedding."""
+    deepstack: tuple[Tensor, ...] = field(repr=False)
+    """[M, hidden] each; level k is added after decoder layer k."""
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class DecoderLayer:
+    """One layer's weights; Q, K, V and gate, up are fused along their outputs, for one product each."""
+
+    input_norm: Tensor
+    qkv: Tensor
+    q_norm: Tensor
+    k_norm: Tensor
+    out: Tensor
+    mlp_norm: Tensor
+    gate_up: Tensor
+    down: Tensor
+
+
+class TextModel:
+    """Weights of the language side and the forward pass over them; keeps no state between calls."""
+
+    def __init__(self, config: TextConfig, tensors: Tensors, ops: Ops, device: torch.device) -> None:
+        self.config = config
+        self._ops = ops
+        self._rope = MRope(config, device)
+        prefix = "model.language_model."
+        self._embedding = tensors.pop(prefix + "embed_tokens.weight")
+        self._layers = [_take_layer(tensors, f"{prefix}layers.{i}.") for i in range(config.num_layers)]
+        self._norm = tensors.pop(prefix + "norm.weight")
+        self._head = self._embedding if config.tied_head else tensors.pop("lm_head.weight")
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self._embedding.dtype
+
+    @torch.inference_mode()
+    def forward(
+        self, token_ids: Tensor, positions: Tensor, kv: PagedKV, batch: AttentionBatch, media: MediaRows | None = None
+    ) -> Tensor:
+        """One step: token_ids int64 [T], positions int64 [3, T] -> hidden states [T, hidden] after the last norm.
+
+        Stores every row's K and V where `batch` says. Ids at media rows only have to be inside the vocabulary.
+        """
+        ops, eps = self._ops, self.config.rms_norm_eps
+        cos, sin = self._rope(positions)
+        hidden = self._embedding[token_ids]
+        if media is not None:
+            hidden.index_copy_(0, media.rows, media.main.to(hidden.dtype))
+        for index, layer in enumerate(self._layers):
+            normed = ops.rms_norm(hidden, layer.input_norm, eps)
+            qkv = ops.linear(normed, layer.qkv)
+            q = ops.qk_norm_rope_store(qkv, layer.q_norm, layer.k_norm, eps, cos, sin, kv, index, batch)
+            attended = ops.paged_attention(q, kv, index, batch, self.config.head_dim**-0.5)
+            hidden = hidden + ops.linear(attended, layer.out)
+            normed = ops.rms_norm(hidden, layer.mlp_norm, eps)
+            hidden = hidden + ops.linear(ops.swiglu(ops.linear(normed, layer.gate_up)), layer.down)
+            if media is not None and index < len(media.deepstack):
+                hidden.index_add_(0, media.rows, media.deepstack[index].to(hidden.dtype))
+        return ops.rms_norm(hidden, self._norm, eps)
+
+    @torch.inference_mode()
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Rows that `forward` gave, [R, hidden] -> float32 [R, vocab]."""
+        return self._ops.linear(hidden, self._head).float()
+
+
+def _take_layer(tensors: Tensors, prefix: str) -> DecoderLayer:
+    """Move a layer's tensors out of `tensors`, so that the unfused ones are freed layer by layer."""
+
+    def take(*names: str) -> Tensor:
+        parts = [tensors.pop(f"{prefix}{name}.weight") for name in names]
+        return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+    return DecoderLayer(
+        input_norm=take("input_layernorm"),
+        qkv=take("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
+        q_norm=take("self_attn.q_norm"),
+        k_norm=take("self_attn.k_norm"),
+        out=take("self_attn.o_proj"),
+        mlp_norm=take("post_attention_layernorm"),
+        gate_up=take("mlp.gate_proj", "mlp.up_proj"),
+        down=take("mlp.down_proj"),
+    )

@@ -1,0 +1,7 @@
+"""The arithmetic: paged KV storage, and one small interface of operators with a backend for each kind of device."""
+
+from prism_server.ops.interface import AttentionBatch, Ops
+from prism_server.ops.kv_storage import HostPages, PagedKV
+from prism_server.ops.registry import make_ops
+
+__all__ = ["AttentionBatch", "HostPages", "Ops", "PagedKV", "make_ops"]

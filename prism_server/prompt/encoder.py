@@ -1,0 +1,138 @@
+"""From a request's words and media facts to an `EncodedPrompt`. Pure, and safe from any thread."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from prism_server.errors import BadRequest
+from prism_server.identity import Digest, cache_seed, media_chain_keys
+from prism_server.media.item import ItemFacts, MediaItem
+from prism_server.prompt.encoded import EncodedPrompt
+from prism_server.prompt.keys import PageChain, boundaries, chain_parts
+from prism_server.prompt.messages import MediaContent, Message
+from prism_server.prompt.placeholders import Rows, Run, assign, expand, num_rows
+from prism_server.prompt.positions import mrope_positions
+from prism_server.prompt.template import ChatTemplate, Piece, check_unicode
+from prism_server.prompt.tokenizer import Tokenizer
+
+
+class PromptEncoder:
+    """Everything that is known about a prompt before the engine sees it."""
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        template: ChatTemplate,
+        page_tokens: int,
+        namespace: Digest,
+        max_context_tokens: int,
+    ) -> None:
+        self.tokenizer = tokenizer
+        self.template = template
+        self.page_tokens = page_tokens
+        self.namespace = namespace
+        self.max_context_tokens = max_context_tokens
+
+    def encode_chat(
+        self,
+        messages: Sequence[Message],
+        facts: Sequence[ItemFacts] = (),
+        media: Sequence[MediaItem] = (),
+        cache_salt: str | None = None,
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
+        template_variables: Mapping[str, Any] | None = None,
+    ) -> EncodedPrompt:
+        """A conversation; `facts[i]` and `media[i]` belong to the parts with `media_index` i.
+
+        BadRequest, with `param`: the template refuses or drops something, text that is not Unicode, too long.
+        """
+        pieces = self.template.render(messages, tools, add_generation_prompt, template_variables)
+        runs = self._runs(pieces, "messages")
+        contents = [part for message in messages for part in message.parts if isinstance(part, MediaContent)]
+        _check_kinds(contents, facts, media)
+        order = assign(runs, contents, self.tokenizer.media_tokens.kind_of_pad)
+        self._check_length(num_rows(runs, order, contents, facts), "messages")
+        seed = cache_seed(self.namespace, cache_salt)
+        keys = media_chain_keys(seed, chain_parts(messages, facts, media))
+        return self._prompt(expand(runs, order, contents, facts, self.tokenizer.media_tokens), seed, keys)
+
+    def encode_text(
+        self, prompt: str | Sequence[int], cache_salt: str | None = None, *, param: str = "prompt"
+    ) -> EncodedPrompt:
+        """A bare prompt: text, in which nothing is a control token, or token ids.
+
+        BadRequest: empty, too long, not Unicode, an id outside the vocabulary or one that stands for a medium.
+        """
+        runs: list[Run]
+        if isinstance(prompt, str):
+            check_unicode(prompt, param)
+            runs = self._runs([prompt] if prompt else [], param)
+        else:
+            self._check_length(len(prompt), param)
+            runs = [self._checked_ids(prompt, param)]
+        self._check_length(num_rows(runs, (), (), ()), param)
+        rows = expand(runs, (), (), (), self.tokenizer.media_tokens)
+        return self._prompt(rows, cache_seed(self.namespace, cache_salt), ())
+
+    def _runs(self, pieces: Sequence[Piece], param: str) -> list[Run]:
+        """Text pieces become ids. Text that cannot fit is refused unencoded: the ids of 100 MB take gigabytes."""
+        texts = [piece for piece in pieces if isinstance(piece, str)]
+        if sum(map(len, texts)) > self.max_context_tokens * self.tokenizer.longest_token_bytes // 4:
+            self._check_length(sum(map(self.tokenizer.least_tokens, texts)), param, counted="at least ")
+        encoded = iter(self.tokenizer.encode_runs(texts))
+        return [next(encoded) if isinstance(piece, str) else piece for piece in pieces]
+
+    def _check_length(self, num_tokens: int, param: str, counted: str = "") -> None:
+        if num_tokens == 0:
+            raise BadRequest("the prompt is empty", param=param)
+        if num_tokens >= self.max_context_tokens:
+            raise BadRequest(
+                f"the prompt has {counted}{num_tokens} tokens, which leaves no room for an answer: prompt and answer "
+                f"together may have {self.max_context_tokens} tokens",
+                param=param,
+                code="context_length_exceeded",
+            )
+
+    def _checked_ids(self, token_ids: Sequence[int], param: str) -> npt.NDArray[np.int32]:
+        for i, token_id in enumerate(token_ids):
+            if not 0 <= token_id < self.tokenizer.vocab_size:
+                raise BadRequest(
+                    f"token id {token_id} at {i} does not lie in [0, {self.tokenizer.vocab_size})", param=param
+                )
+            if token_id in self.tokenizer.media_tokens.kind_of_pad:
+                raise BadRequest(
+                    f"token id {token_id} at {i} stands for a medium; send media in chat messages", param=param
+                )
+        return np.asarray(token_ids, dtype=np.int32)
+
+    def _prompt(self, rows: Rows, seed: Digest, media_keys: Sequence[Digest]) -> EncodedPrompt:
+        positions, delta = mrope_positions(len(rows.token_ids), rows.spans)
+        chain = PageChain(seed, rows.token_ids, rows.spans, self.page_tokens)
+        return EncodedPrompt(
+            token_ids=rows.token_ids,
+            positions=positions,
+            delta=delta,
+            spans=rows.spans,
+            seed=seed,
+            page_keys=chain.page_keys,
+            boundaries=boundaries(chain, rows.spans, [media_keys[part] for part in rows.parts]),
+        )
+
+
+def _check_kinds(contents: Sequence[MediaContent], facts: Sequence[ItemFacts], media: Sequence[MediaItem]) -> None:
+    """BadRequest for media that cannot be laid out yet: clips need rows for each pair of frames, with their times."""
+    if len(facts) != len(media):
+        raise ValueError(f"{len(facts)} facts for {len(media)} media")
+    for content in contents:
+        if facts[content.media_index].kind != content.kind:
+            raise ValueError(f"item {content.media_index} is of kind {facts[content.media_index].kind}: {content}")
+        if content.kind != "image":
+            raise BadRequest(
+                f"media of kind {content.kind!r} are not supported", param=media[content.media_index].param
+            )

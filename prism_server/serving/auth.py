@@ -1,0 +1,95 @@
+"""Secrets in files: API keys and the admin token, re-read when the file changes, compared in constant time."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import logging
+import time
+from pathlib import Path
+
+from prism_server.errors import BadRequest, StartupError
+
+CHECK_INTERVAL_S = 1.0
+GRACE_S = 10.0
+"""How long the keys of the file before the last change stay valid: a file caught half-written costs nobody a 401."""
+
+log = logging.getLogger(__name__)
+
+FileVersion = tuple[int, int, int]
+
+
+class KeyFile:
+    """A file with one secret a line; blank lines and lines that begin with `#` do not count.
+
+    An unreadable or empty new version keeps the last good keys. `name` is what the file holds, for messages.
+    """
+
+    def __init__(self, path: Path, name: str) -> None:
+        self._path = path
+        self._name = name
+        self._version: FileVersion | None = None
+        self._digests: frozenset[bytes] = frozenset()
+        self._before: frozenset[bytes] = frozenset()
+        self._before_until_s = 0.0
+        self._checked_s = time.monotonic()
+        problem = self._reload()
+        if problem:
+            raise StartupError(f"{name}: {problem}")
+
+    def accepts(self, secret: str) -> bool:
+        """Whether `secret` is one of the keys. Looks at the file at most once a second, and for every unknown key."""
+        now_s = time.monotonic()
+        if now_s - self._checked_s >= CHECK_INTERVAL_S:
+            self._refresh(now_s)
+        if self._holds(secret, now_s):
+            return True
+        self._refresh(now_s)  # the key may be newer than the last look
+        return self._holds(secret, now_s)
+
+    def _holds(self, secret: str, now_s: float) -> bool:
+        digest = _digest(secret)
+        valid = self._digests | (self._before if now_s < self._before_until_s else frozenset())
+        matches = [hmac.compare_digest(digest, known) for known in valid]  # all of them: no early exit to time
+        return any(matches)
+
+    def _refresh(self, now_s: float) -> None:
+        self._checked_s = now_s
+        before, version = self._digests, self._version
+        problem = self._reload()
+        if problem:
+            log.warning("%s: %s; the last good ones stay valid", self._name, problem)
+        elif version != self._version and before != self._digests:
+            self._before, self._before_until_s = before, now_s + GRACE_S
+
+    def _reload(self) -> str | None:
+        """Takes the file's keys in if it changed; says what is wrong with it, if anything."""
+        try:
+            stat = self._path.stat()
+            version = (stat.st_mtime_ns, stat.st_ino, stat.st_size)
+            if version == self._version:
+                return None
+            lines = self._path.read_text("utf-8").splitlines()
+        except (OSError, UnicodeDecodeError) as error:
+            return f"cannot read {self._path}: {error}"
+        secrets = [line.strip() for line in lines if line.strip() and not line.lstrip().startswith("#")]
+        if not secrets:
+            return f"{self._path} holds no key"
+        self._version, self._digests = version, frozenset(map(_digest, secrets))
+        return None
+
+
+def _digest(secret: str) -> bytes:
+    """Equal lengths for the comparison, whatever the secret's."""
+    return hashlib.sha256(secret.encode("utf-8", "surrogateescape")).digest()
+
+
+def check_bearer(keys: KeyFile | None, authorization: str | None) -> None:
+    """Raises a 401 unless `authorization` is `Bearer KEY` with a valid key, or no key is asked for."""
+    if keys is None:
+        return
+    scheme, _, secret = (authorization or "").partition(" ")
+    if scheme.lower() != "bearer" or not secret.strip():
+        raise BadRequest("an API key is needed: Authorization: Bearer KEY", status=401, code="missing_api_key")
+    if not keys.accepts(secret.strip()):
+        raise BadRequest("the API key is not valid", status=401, code="invalid_api_key")

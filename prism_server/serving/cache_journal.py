@@ -1,0 +1,106 @@
+"""What this server's caches hold, for routers: a journal of changes with a cursor, and snapshots.
+
+Readers present (epoch, cursor) and get what changed since. A reader with another epoch, an unknown cursor or one older
+than the journal reaches gets a snapshot instead. The epoch changes at every start and reset.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from prism_server.engine.messages import CacheChanged
+from prism_server.identity import Digest
+
+JOURNAL_KEYS = 65_536
+"""Key changes remembered; a reader further behind gets a snapshot, which is then the shorter answer as well."""
+
+
+@dataclass(frozen=True, slots=True)
+class CacheNews:
+    """The answer to one poll. For a snapshot, `*_added` is all that is held."""
+
+    epoch: str
+    cursor: int
+    snapshot: bool
+    chains_added: tuple[Digest, ...] = ()
+    chains_evicted: tuple[Digest, ...] = ()
+    features_added: tuple[Digest, ...] = ()
+    features_evicted: tuple[Digest, ...] = ()
+
+
+@dataclass
+class _Held:
+    """A set of keys and the net effect of changes on it."""
+
+    keys: set[Digest] = field(default_factory=set)
+
+    def apply(self, added: Iterable[Digest], evicted: Iterable[Digest]) -> None:
+        self.keys.difference_update(evicted)
+        self.keys.update(added)
+
+
+class CacheJournal:
+    """Written and read on the event loop only."""
+
+    def __init__(self, max_keys: int = JOURNAL_KEYS) -> None:
+        self._max_keys = max_keys
+        self._changes: deque[tuple[int, CacheChanged]] = deque()
+        self._num_keys = 0
+        self._cursor = 0
+        self._oldest = 0
+        self.reset()
+
+    @property
+    def epoch(self) -> str:
+        return self._epoch
+
+    def reset(self) -> None:
+        """Everything is forgotten, under a new epoch: nobody's cursor holds any more."""
+        self._epoch = secrets.token_hex(16)
+        self._chains, self._features = _Held(), _Held()
+        self._changes.clear()
+        self._num_keys = 0
+        self._oldest = self._cursor
+
+    def record(self, change: CacheChanged) -> None:
+        """Within one change evictions come first: a key that is in both lists is held afterwards."""
+        self._chains.apply(change.chains_added, change.chains_evicted)
+        self._features.apply(change.features_added, change.features_evicted)
+        self._cursor += 1
+        self._changes.append((self._cursor, change))
+        self._num_keys += _size(change)
+        while self._num_keys > self._max_keys:
+            self._oldest, dropped = self._changes.popleft()
+            self._num_keys -= _size(dropped)
+
+    def since(self, epoch: str | None, cursor: int | None) -> CacheNews:
+        """What a reader at (epoch, cursor) does not know yet."""
+        if epoch != self._epoch or cursor is None or not self._oldest <= cursor <= self._cursor:
+            return CacheNews(
+                self._epoch, self._cursor, True, tuple(self._chains.keys), (), tuple(self._features.keys), ()
+            )
+        later = [change for at, change in self._changes if at > cursor]
+        chains = _net((c.chains_added, c.chains_evicted) for c in later)
+        features = _net((c.features_added, c.features_evicted) for c in later)
+        return CacheNews(self._epoch, self._cursor, False, *chains, *features)
+
+
+def _size(change: CacheChanged) -> int:
+    """Keys named, at least one, so that empty changes are bounded too."""
+    return 1 + sum(
+        map(len, (change.chains_added, change.chains_evicted, change.features_added, change.features_evicted))
+    )
+
+
+def _net(
+    changes: Iterable[tuple[tuple[Digest, ...], tuple[Digest, ...]]],
+) -> tuple[tuple[Digest, ...], tuple[Digest, ...]]:
+    """(added, evicted) after all of `changes`: the last word on each key."""
+    is_held: dict[Digest, bool] = {}
+    for added, evicted in changes:
+        is_held.update(dict.fromkeys(evicted, False))
+        is_held.update(dict.fromkeys(added, True))
+    return tuple(k for k, held in is_held.items() if held), tuple(k for k, held in is_held.items() if not held)

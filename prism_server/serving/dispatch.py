@@ -1,0 +1,85 @@
+"""The bridge between the engine's thread and the event loop: one hand-over a step, one queue a request."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from prism_server.engine.messages import CacheChanged, Event, GenerateRequest, RequestFailed, RequestFinished
+from prism_server.errors import PrismError
+from prism_server.serving.cache_journal import CacheJournal
+from prism_server.serving.metrics import Metrics, RequestClock
+
+if TYPE_CHECKING:
+    from prism_server.engine.engine import Engine  # imports torch, long after the ports must answer
+
+
+class RequestEvents:
+    """The events of one request, in order. Ends after RequestFinished; raises the error of RequestFailed."""
+
+    def __init__(self, clock: RequestClock) -> None:
+        self._queue: asyncio.Queue[Event] = asyncio.Queue()
+        self._clock = clock
+        self.has_ended = False
+        """Whether the engine is done with the request, read or not."""
+
+    def put(self, event: Event) -> None:
+        self.has_ended = self.has_ended or isinstance(event, RequestFinished | RequestFailed)
+        self._clock.observe(event)
+        self._queue.put_nowait(event)
+
+    async def __aiter__(self) -> AsyncIterator[Event]:
+        while True:
+            event = await self._queue.get()
+            if isinstance(event, RequestFailed):
+                raise event.error
+            yield event
+            if isinstance(event, RequestFinished):
+                return
+
+
+class Dispatcher:
+    """Everything but `on_events` belongs to the event loop."""
+
+    def __init__(self, engine: Engine, journal: CacheJournal, metrics: Metrics) -> None:
+        self._engine = engine
+        self._journal = journal
+        self._metrics = metrics
+        self._loop = asyncio.get_running_loop()
+        self._open: dict[str, RequestEvents] = {}
+
+    def on_events(self, events: Sequence[Event]) -> None:
+        """Called by the engine's thread once a step: wakes the loop once, however many streams the step fed."""
+        self._loop.call_soon_threadsafe(self._route, tuple(events))
+
+    def _route(self, events: Sequence[Event]) -> None:
+        for event in events:
+            if isinstance(event, CacheChanged):
+                self._journal.record(event)
+            elif (stream := self._open.get(event.request_id)) is not None:
+                stream.put(event)
+
+    @contextmanager
+    def run(self, request: GenerateRequest) -> Iterator[RequestEvents]:
+        """Submits the request; leaving the block before its end cancels it. Raises Overloaded or EngineFault."""
+        stream = RequestEvents(self._metrics.clock(request))
+        self._open[request.request_id] = stream
+        try:
+            self._engine.submit(request)
+            try:
+                yield stream
+            finally:
+                if not stream.has_ended:
+                    self._engine.cancel(request.request_id)
+                    self._metrics.cancelled()
+        finally:
+            del self._open[request.request_id]
+
+    def fail_all(self, error: PrismError) -> None:
+        """Ends every open request with `error`."""
+        for request_id, stream in self._open.items():
+            if not stream.has_ended:
+                self._engine.cancel(request_id)
+                stream.put(RequestFailed(request_id, error))

@@ -1,0 +1,125 @@
+"""`prism-generate`: one request, offline, on the same engine. Text on stdout as it comes, or `--json` at the end."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import queue
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from prism_server.cli_support import ArgumentParser, console_script
+from prism_server.engine.messages import (
+    CacheChanged,
+    Event,
+    GenerateRequest,
+    RequestFailed,
+    RequestFinished,
+    SamplingParams,
+    TokenDelta,
+)
+from prism_server.errors import BadRequest, StartupError
+from prism_server.media.item import MediaItem
+from prism_server.prompt.messages import MediaContent, Message, TextContent
+from prism_server.serving.answers import Collected, Sample
+from prism_server.serving.native_api import whole_answer
+from prism_server.settings_cli import add_setting_arguments, settings_from
+
+if TYPE_CHECKING:
+    from prism_server.engine.engine import Engine, Progress
+
+REQUEST_ID = "prism-generate"
+DEFAULT_MAX_TOKENS = 256
+
+
+@console_script("prism-generate")
+def main(argv: Sequence[str]) -> int:
+    arguments = _parser().parse_strictly(argv)
+    settings = settings_from(arguments)
+    media = tuple(_read_image(path) for path in arguments.image)
+
+    from prism_server.engine.engine import Engine  # imports torch: not for --help or a wrong option
+
+    engine = Engine.build(settings, _show_progress)
+    try:
+        request = _request(engine, media, arguments)
+        collected = _run(engine, request, echo=not arguments.json)
+    except BadRequest as error:  # say which file; the request's fields are those of this command
+        raise StartupError(f"{error.param}: {error.reason}" if error.param else error.reason) from error
+    finally:
+        engine.stop()
+    if arguments.json:
+        print(json.dumps(whole_answer(REQUEST_ID, collected), ensure_ascii=False))
+    return 0
+
+
+def _parser() -> ArgumentParser:
+    parser = ArgumentParser("prism-generate", "Ask a Qwen3-VL model one question, without a server.")
+    parser.usage = "%(prog)s [--image FILE ...] [--json] [options of prism-serve] QUESTION"
+    parser.add_argument("question", help="what to ask; the pictures come before it")
+    parser.add_argument("--image", metavar="FILE", type=Path, action="append", default=[], help="a picture; repeatable")
+    parser.add_argument("--json", action="store_true", help="print the answer, usage and timings as JSON")
+    parser.add_argument("--max-tokens", metavar="N", type=int, default=DEFAULT_MAX_TOKENS, help="[default: 256]")
+    parser.add_argument("--temperature", metavar="X", type=float, default=0.0, help="0 is greedy [default: 0]")
+    parser.add_argument("--seed", metavar="N", type=int, help="makes sampling repeat itself")
+    add_setting_arguments(parser)
+    return parser
+
+
+def _read_image(path: Path) -> MediaItem:
+    try:
+        return MediaItem("image", path.read_bytes(), param=str(path))
+    except OSError as error:
+        raise StartupError(f"--image {path}: cannot be read: {error.strerror}") from error
+
+
+def _show_progress(progress: Progress) -> None:
+    if sys.stderr.isatty():
+        print(f"\r{progress.stage} {progress.done}/{progress.total}\033[K", end="", file=sys.stderr, flush=True)
+
+
+def _request(engine: Engine, media: tuple[MediaItem, ...], arguments: argparse.Namespace) -> GenerateRequest:
+    facts = [engine.media.describe(item) for item in media]
+    pictures = tuple(MediaContent(i, item.kind) for i, item in enumerate(media))
+    message = Message("user", (*pictures, TextContent(arguments.question)))
+    prompt = engine.prompts.encode_chat([message], facts, media, None)
+    params = SamplingParams(arguments.max_tokens, temperature=arguments.temperature, seed=arguments.seed)
+    return GenerateRequest(REQUEST_ID, prompt, media, params, time.monotonic())
+
+
+def _run(engine: Engine, request: GenerateRequest, echo: bool) -> Collected:
+    collected = Collected([Sample()])
+    for event in _events(engine, request):
+        collected.take(event)
+        if echo and isinstance(event, TokenDelta):
+            print(event.text, end="", flush=True)
+    if echo:
+        print()
+    return collected
+
+
+def _events(engine: Engine, request: GenerateRequest) -> Iterator[Event]:
+    """The request's events until its end. Raises the error of RequestFailed."""
+    arrived: queue.SimpleQueue[Event] = queue.SimpleQueue()
+
+    def on_events(events: Sequence[Event]) -> None:
+        for event in events:
+            arrived.put(event)
+
+    engine.start(on_events)
+    engine.submit(request)
+    while True:
+        event = arrived.get()
+        if isinstance(event, RequestFailed):
+            raise event.error
+        if not isinstance(event, CacheChanged):
+            yield event
+        if isinstance(event, RequestFinished):
+            return
+
+
+if __name__ == "__main__":
+    sys.exit(main(None))

@@ -1,0 +1,80 @@
+"""Errors on the wire: one JSON shape for every refusal, and the handlers that turn Prism's errors into it."""
+
+from __future__ import annotations
+
+from http import HTTPStatus
+from typing import Any
+
+import msgspec
+from fastapi import FastAPI
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+
+from prism_server.errors import BadRequest, EngineFault, Overloaded, PrismError
+from prism_server.serving.metrics import Metrics
+
+NOT_READY_RETRY_AFTER_S = 1
+
+
+class NotReady(EngineFault):
+    """The server is loading, draining or broken: nothing is wrong with the request. HTTP 503 with Retry-After."""
+
+    def __init__(self, reason: str, code: str) -> None:
+        super().__init__(reason)
+        self.code = code
+
+
+def refusal_reason(error: PrismError) -> str:
+    """The label of `prism_refusals_total`: the error's code where it has one, else its kind."""
+    code = getattr(error, "code", None)
+    return code if isinstance(code, str) else error.kind
+
+
+def error_object(error: PrismError) -> dict[str, Any]:
+    """`{"error": {message, type, param, code}}`, as OpenAI's clients read it."""
+    return {
+        "error": {
+            "message": error.reason,
+            "type": error.kind,
+            "param": getattr(error, "param", None),
+            "code": getattr(error, "code", None),
+        }
+    }
+
+
+def error_response(error: PrismError) -> Response:
+    """The whole HTTP answer of a refusal: status, JSON, and Retry-After where trying again can help."""
+    headers: dict[str, str] = {}
+    if isinstance(error, Overloaded):
+        headers["retry-after"] = str(error.retry_after_s)
+    elif isinstance(error, EngineFault):
+        headers["retry-after"] = str(NOT_READY_RETRY_AFTER_S)
+    elif isinstance(error, BadRequest) and error.status == HTTPStatus.UNAUTHORIZED:
+        headers["www-authenticate"] = "Bearer"
+    return json_response(error_object(error), error.status, headers)
+
+
+def json_response(body: Any, status: int = 200, headers: dict[str, str] | None = None) -> Response:
+    return Response(msgspec.json.encode(body), status, headers, media_type="application/json")
+
+
+def install_error_handlers(app: FastAPI, metrics: Metrics) -> None:
+    """Every error that leaves a handler before its first byte becomes JSON in the one shape and is counted."""
+
+    async def prism_error(_: Request, error: Exception) -> Response:
+        assert isinstance(error, PrismError)
+        metrics.refused(refusal_reason(error))
+        return error_response(error)
+
+    async def http_error(_: Request, error: Exception) -> Response:
+        assert isinstance(error, HTTPException)
+        return error_response(BadRequest(str(error.detail), status=error.status_code, code="not_found"))
+
+    async def unforeseen(_: Request, error: Exception) -> Response:
+        metrics.refused("internal_error")  # the server's log has the traceback
+        return error_response(PrismError(f"internal error: {type(error).__name__}"))
+
+    app.add_exception_handler(PrismError, prism_error)
+    app.add_exception_handler(HTTPException, http_error)
+    app.add_exception_handler(Exception, unforeseen)

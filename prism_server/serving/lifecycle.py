@@ -1,0 +1,61 @@
+"""The server's life: loading, ready, draining, faulted. Who is let in, and who is inside. Event loop only."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Literal
+
+from prism_server.errors import Overloaded
+from prism_server.serving.http_errors import NotReady
+
+Phase = Literal["loading", "ready", "draining", "faulted"]
+
+
+@dataclass
+class Lifecycle:
+    """`max_inside` bounds the requests between arrival and last byte, so that preparation cannot outgrow memory."""
+
+    max_inside: int
+    phase: Phase = "loading"
+    reason: str = "the model is being loaded"
+    stage: str = "starting"
+    stage_done: int = 0
+    stage_total: int = 0
+    inside: int = 0
+    started_s: float = field(default_factory=time.monotonic)
+    ready_after_s: float | None = None
+
+    def progress(self, stage: str, done: int, total: int) -> None:
+        self.stage, self.stage_done, self.stage_total = stage, done, total
+
+    def ready(self) -> None:
+        self.phase, self.reason = "ready", ""
+        self.ready_after_s = time.monotonic() - self.started_s
+
+    def drain(self) -> None:
+        """Nothing new is let in; those inside go on. A fault stays a fault."""
+        if self.phase != "faulted":
+            self.phase, self.reason = "draining", "the server is draining"
+
+    def fault(self, reason: str) -> None:
+        self.phase, self.reason = "faulted", reason
+
+    def check_open(self) -> None:
+        """Raises `NotReady` unless a request can be answered."""
+        if self.phase != "ready":
+            raise NotReady(self.reason, self.phase)
+
+    @contextmanager
+    def request(self) -> Iterator[None]:
+        """One request is inside the block. Raises `NotReady` or `Overloaded` at the door."""
+        self.check_open()
+        if self.inside >= self.max_inside:
+            raise Overloaded(f"{self.inside} requests are being served or wait, the limit; try again later")
+        self.inside += 1
+        try:
+            yield
+        finally:
+            self.inside -= 1

@@ -1,0 +1,184 @@
+"""`prism_*`: what requests cost and how long they took. Times in seconds, as Prometheus wants them.
+
+Counters and histograms are fed on the event loop from the events of requests. Gauges are read from the engine's last
+snapshot when somebody scrapes.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict
+from typing import TYPE_CHECKING
+
+from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from prism_server.engine.messages import Event, GenerateRequest, RequestFinished, SampleFinished, TokenDelta
+
+if TYPE_CHECKING:
+    from prism_server.engine.engine import Engine  # imports torch, long after the ports must answer
+
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+MAX_UNKNOWN_FIELDS = 64
+"""Names of unknown request fields that get a series of their own; the later ones are counted as `other`."""
+FIELD_NAME = re.compile(r"^[A-Za-z_][A-Za-z0-9_]{0,39}$")
+
+TOKEN_TIMES_S = (0.002, 0.005, 0.01, 0.015, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2, 0.5, 1.0, 2.5)
+REQUEST_TIMES_S = (0.005, 0.01, 0.02, 0.04, 0.08, 0.15, 0.3, 0.6, 1.2, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 600.0)
+
+
+class Metrics:
+    """All series of one server."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        self._unknown_names: set[str] = set()
+        self.ttft = self._histogram("time_to_first_token_seconds", "from arrival to the first token", REQUEST_TIMES_S)
+        self.itl = self._histogram("inter_token_latency_seconds", "between two hand-overs of a sample", TOKEN_TIMES_S)
+        self.tpot = self._histogram("time_per_output_token_seconds", "mean of a request after its first", TOKEN_TIMES_S)
+        self.e2e = self._histogram("request_latency_seconds", "from arrival to the last token", REQUEST_TIMES_S)
+        self.queue = self._histogram("queue_time_seconds", "from arrival to admission", REQUEST_TIMES_S)
+        self.media = self._histogram("media_wait_seconds", "waiting for decoded media", REQUEST_TIMES_S)
+        self.prefill = self._histogram("prefill_seconds", "from media being ready to the first token", REQUEST_TIMES_S)
+        self.prompt_tokens = self._counter("prompt_tokens", "tokens of prompts")
+        self.generated_tokens = self._counter("generated_tokens", "tokens of answers")
+        self.prefix_queries = self._counter("prefix_query_tokens", "prompt tokens looked for in the cache", "modality")
+        self.prefix_hits = self._counter("prefix_hit_tokens", "prompt tokens found in the cache", "modality")
+        self.prefilled = self._counter("prefilled_tokens", "prompt tokens computed", "modality")
+        self.decoded_items = self._counter("decoded_items", "media decoded for a request")
+        self.encoded_items = self._counter("encoded_items", "media run through the vision tower")
+        self.finished = self._counter("samples_finished", "answers that ended", "reason")
+        self._cancels = self._counter("cancels", "requests whose client left or whose server stopped")
+        self._refusals = self._counter("refusals", "requests refused or failed", "reason")
+        self._unknown_fields = self._counter("unknown_request_fields", "request fields that were ignored", "field")
+
+    def _counter(self, name: str, text: str, *labels: str) -> Counter:
+        return Counter(f"prism_{name}", text, labels, registry=self.registry)
+
+    def _histogram(self, name: str, text: str, buckets: Sequence[float]) -> Histogram:
+        return Histogram(f"prism_{name}", text, buckets=buckets, registry=self.registry)
+
+    def expose(self) -> bytes:
+        """The Prometheus text format."""
+        return generate_latest(self.registry)
+
+    def clock(self, request: GenerateRequest) -> RequestClock:
+        return RequestClock(self, request)
+
+    def refused(self, reason: str) -> None:
+        self._refusals.labels(reason).inc()
+
+    def cancelled(self) -> None:
+        self._cancels.inc()
+
+    def unknown_fields(self, names: Iterable[str]) -> None:
+        """The set of label values is bounded: clients choose the names."""
+        for name in names:
+            if len(self._unknown_names) < MAX_UNKNOWN_FIELDS and FIELD_NAME.match(name):
+                self._unknown_names.add(name)
+            self._unknown_fields.labels(name if name in self._unknown_names else "other").inc()
+
+    def watch_engine(self, engine: Engine) -> None:
+        """From now on a scrape shows the engine's and the media caches' snapshots."""
+        self.registry.register(EngineCollector(engine))
+
+
+class RequestClock:
+    """Turns the events of one request into observations."""
+
+    def __init__(self, metrics: Metrics, request: GenerateRequest) -> None:
+        self._metrics = metrics
+        self._arrival_s = request.arrival_s
+        self._vision_tokens = sum(span.rows for span in request.prompt.spans)
+        self._first_s: float | None = None
+        self._last_s: dict[int, float] = {}
+
+    def observe(self, event: Event) -> None:
+        match event:
+            case TokenDelta(sample=sample):
+                self._token(sample, time.monotonic())
+            case SampleFinished(reason=reason):
+                self._metrics.finished.labels(reason).inc()
+            case RequestFinished():
+                self._finished(event, time.monotonic())
+            case _:
+                pass
+
+    def _token(self, sample: int, now_s: float) -> None:
+        if self._first_s is None:
+            self._first_s = now_s
+            self._metrics.ttft.observe(now_s - self._arrival_s)
+        before_s = self._last_s.get(sample)
+        if before_s is not None:
+            self._metrics.itl.observe(now_s - before_s)
+        self._last_s[sample] = now_s
+
+    def _finished(self, event: RequestFinished, now_s: float) -> None:
+        metrics, usage, timings = self._metrics, event.usage, event.timings
+        metrics.e2e.observe(now_s - self._arrival_s)
+        metrics.queue.observe(timings.queue_ms / 1000)
+        metrics.media.observe(timings.media_ms / 1000)
+        metrics.prefill.observe(timings.prefill_ms / 1000)
+        samples = max(1, len(self._last_s))
+        later_tokens = usage.completion_tokens / samples - 1
+        if self._first_s is not None and later_tokens > 0:
+            metrics.tpot.observe((now_s - self._first_s) / later_tokens)
+        metrics.prompt_tokens.inc(usage.prompt_tokens)
+        metrics.generated_tokens.inc(usage.completion_tokens)
+        for series, total, vision in (
+            (metrics.prefix_queries, usage.prompt_tokens, self._vision_tokens),
+            (metrics.prefix_hits, usage.cached_tokens, usage.cached_media_tokens),
+            (metrics.prefilled, usage.prefilled_tokens, usage.prefilled_media_tokens),
+        ):
+            series.labels("text").inc(max(0, total - vision))
+            series.labels("vision").inc(vision)
+        metrics.decoded_items.inc(usage.decoded_items)
+        metrics.encoded_items.inc(usage.encoded_items)
+
+
+class EngineCollector(Collector):
+    """The engine's snapshot as gauges and counters, read at the time of a scrape."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+
+    def describe(self) -> Iterable[Metric]:
+        return ()  # names depend on the engine's counters; registering must not need a snapshot
+
+    def collect(self) -> Iterator[Metric]:
+        stats = self._engine.stats()
+        live_pages = stats.total_pages - stats.free_pages_now - stats.evictable_pages_now
+        gauges: tuple[tuple[str, str, float], ...] = (
+            ("requests_running", "requests with a place in the batch", stats.running_now),
+            ("requests_waiting", "requests admitted to the queue", stats.waiting_now),
+            ("kv_pages", "pages of the pool", stats.total_pages),
+            ("kv_pages_free", "pages that hold nothing", stats.free_pages_now),
+            ("kv_pages_cached_idle", "pages that only the cache refers to", stats.evictable_pages_now),
+            ("kv_pages_live", "pages that running requests refer to", live_pages),
+            (
+                "kv_usage_ratio",
+                "live pages of all, idle cached ones not",
+                live_pages / max(1, stats.total_pages),
+            ),
+            ("kv_page_tokens", "tokens of a page", stats.page_tokens),
+            ("host_slots", "pages that the host tier can hold", stats.host_slots_total),
+            ("host_slots_used", "pages that the host tier holds", stats.host_slots_used_now),
+            ("feature_cache_bytes", "encoder outputs held", stats.feature_bytes_now),
+            ("feature_cache_capacity_bytes", "encoder outputs that can be held", stats.feature_bytes_capacity),
+        )
+        for name, text, value in gauges:
+            yield GaugeMetricFamily(f"prism_{name}", text, value)
+        yield CounterMetricFamily("prism_steps", "engine steps", stats.steps)
+        for name, count in sorted(stats.counters.items()):
+            yield CounterMetricFamily(f"prism_engine_{name}", f"{name.replace('_', ' ')} in the engine", count)
+        media = self._engine.media.stats()
+        for prefix, group in (("media_cache", asdict(media.cache)), ("media_facts", asdict(media.facts))):
+            for name, count in group.items():
+                text = f"{prefix.replace('_', ' ')}: {name.replace('_', ' ')}"
+                if name.endswith("_now") or name.startswith("capacity"):
+                    yield GaugeMetricFamily(f"prism_{prefix}_{name.removesuffix('_now')}", text, count)
+                else:
+                    yield CounterMetricFamily(f"prism_{prefix}_{name}", text, count)

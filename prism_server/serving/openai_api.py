@@ -1,0 +1,102 @@
+"""`/v1/chat/completions`, `/v1/completions` and `/v1/models`, as OpenAI's clients know them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from fastapi import APIRouter
+from starlette.requests import Request
+from starlette.responses import Response
+
+from prism_server.engine.messages import GenerateRequest
+from prism_server.errors import BadRequest
+from prism_server.prompt.tokenizer import Tokenizer
+from prism_server.serving.exchange import Exchange
+from prism_server.serving.http_errors import json_response
+from prism_server.serving.openai_format import AnswerFormat, ChatFormat, CompletionFormat, OpenAIStream
+from prism_server.serving.schema import ChatRequest, CompletionRequest
+from prism_server.serving.services import Services
+
+DEFAULT_TEMPERATURE = 1.0
+"""OpenAI's. A client that wants the likeliest answer says 0."""
+
+
+async def chat_completions(exchange: Exchange) -> None:
+    """`POST /v1/chat/completions`."""
+
+    def prepare() -> tuple[Delivery, GenerateRequest]:
+        fields = exchange.parse(ChatRequest)
+        preparer = exchange.running.preparer
+        request = preparer.chat(fields, fields.messages, DEFAULT_TEMPERATURE, exchange.arrival_s)
+        return Delivery.asked_for(fields), request
+
+    delivery, request = await exchange.in_worker(prepare)
+    await _answer(exchange, delivery, request, ChatFormat(f"chatcmpl-{request.request_id}", *_facts(exchange, request)))
+
+
+async def completions(exchange: Exchange) -> None:
+    """`POST /v1/completions`."""
+
+    def prepare() -> tuple[Delivery, GenerateRequest]:
+        fields = exchange.parse(CompletionRequest)
+        preparer = exchange.running.preparer
+        request = preparer.text(fields, fields.one_prompt(), DEFAULT_TEMPERATURE, exchange.arrival_s)
+        return Delivery.asked_for(fields), request
+
+    delivery, request = await exchange.in_worker(prepare)
+    await _answer(
+        exchange, delivery, request, CompletionFormat(f"cmpl-{request.request_id}", *_facts(exchange, request))
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Delivery:
+    """How the answer is to be sent: all of the fields that outlives the preparation."""
+
+    stream: bool
+    include_usage: bool
+
+    @classmethod
+    def asked_for(cls, fields: ChatRequest | CompletionRequest) -> Delivery:
+        options = fields.stream_options
+        return cls(bool(fields.stream), options is not None and bool(options.include_usage))
+
+
+def _facts(exchange: Exchange, request: GenerateRequest) -> tuple[str, Tokenizer, bool]:
+    engine = exchange.running.engine
+    return engine.info.model_name, engine.prompts.tokenizer, request.params.logprobs is not None
+
+
+async def _answer(exchange: Exchange, delivery: Delivery, request: GenerateRequest, form: AnswerFormat) -> None:
+    if delivery.stream:
+        await exchange.send_stream(request, OpenAIStream(form, delivery.include_usage))
+    else:
+        await exchange.send_json(form.whole(await exchange.collect(request)))
+
+
+def models_router(services: Services) -> APIRouter:
+    """`GET /v1/models` and `GET /v1/models/{name}`."""
+    router = APIRouter()
+
+    def model() -> dict[str, object]:
+        info = services.running().engine.info
+        return {
+            "id": info.model_name,
+            "object": "model",
+            "created": services.started_unix_s,
+            "owned_by": "prism",
+            "max_model_len": info.max_context_tokens,
+        }
+
+    @router.get("/v1/models")
+    async def list_models() -> Response:
+        return json_response({"object": "list", "data": [model()]})
+
+    @router.get("/v1/models/{name:path}")
+    async def get_model(request: Request) -> Response:
+        name = request.path_params["name"]
+        if name != model()["id"]:
+            raise BadRequest(f"the model {name!r} is not served here", "model", status=404, code="model_not_found")
+        return json_response(model())
+
+    return router

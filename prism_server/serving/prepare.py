@@ -1,0 +1,97 @@
+"""From a parsed body to a `GenerateRequest`: media described, prompt encoded and keyed. For worker threads."""
+
+from __future__ import annotations
+
+import dataclasses
+import uuid
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from prism_server.engine.messages import GenerateRequest, SamplingParams
+from prism_server.errors import BadRequest
+from prism_server.media.item import MediaItem
+from prism_server.prompt.encoded import EncodedPrompt
+from prism_server.serving.request_parts import read_messages
+from prism_server.serving.schema import GenerationFields
+from prism_server.settings import ServerSettings
+
+if TYPE_CHECKING:
+    from prism_server.engine.engine import Engine  # imports torch, long after the ports must answer
+
+
+@dataclass(frozen=True, slots=True)
+class Preparer:
+    """Blocking; safe from any thread. Every refusal is a BadRequest and leaves no trace in the engine."""
+
+    engine: Engine
+    settings: ServerSettings
+
+    def chat(
+        self, fields: GenerationFields, messages: Sequence[Any], default_temperature: float, arrival_s: float
+    ) -> GenerateRequest:
+        """A conversation with its media."""
+        self._check_model(fields)
+        params = self._sampling(fields, default_temperature)  # refused before the costly part
+        read = read_messages(messages, self.engine.media.limits)
+        facts = [self.engine.media.describe(item) for item in read.media]
+        prompt = self.engine.prompts.encode_chat(read.messages, facts, read.media, fields.cache_salt)
+        return self._request(fields, prompt, read.media, params, arrival_s, "messages")
+
+    def text(
+        self, fields: GenerationFields, prompt_text: str | Sequence[int], default_temperature: float, arrival_s: float
+    ) -> GenerateRequest:
+        """Plain text or token ids, without a template."""
+        self._check_model(fields)
+        params = self._sampling(fields, default_temperature)
+        prompt = self.engine.prompts.encode_text(prompt_text, fields.cache_salt)
+        return self._request(fields, prompt, (), params, arrival_s, "prompt")
+
+    @property
+    def context_tokens(self) -> int:
+        """Rows that one request may have: the context, or the whole pool where that is smaller."""
+        info = self.engine.info
+        return min(info.max_context_tokens, info.total_pages * info.page_tokens)
+
+    def _check_model(self, fields: GenerationFields) -> None:
+        name = self.engine.info.model_name
+        if fields.model is not None and fields.model != name:
+            reason = f"the model {fields.model!r} is not served here; this server has {name!r}"
+            raise BadRequest(reason, param="model", status=404, code="model_not_found")
+
+    def _sampling(self, fields: GenerationFields, default_temperature: float) -> SamplingParams:
+        """With the most tokens there can be; the prompt's length takes its share off later."""
+        limit = fields.token_limit()
+        return fields.sampling(self.context_tokens if limit is None else limit, default_temperature)
+
+    def _request(
+        self,
+        fields: GenerationFields,
+        prompt: EncodedPrompt,
+        media: tuple[MediaItem, ...],
+        params: SamplingParams,
+        arrival_s: float,
+        prompt_param: str,
+    ) -> GenerateRequest:
+        context, limit = self.context_tokens, fields.token_limit()
+        if len(prompt) >= context:
+            raise BadRequest(
+                f"the prompt has {len(prompt)} tokens; the context holds {context}, the answer included",
+                param=prompt_param,
+                code="context_length_exceeded",
+            )
+        if limit is None:
+            params = dataclasses.replace(params, max_tokens=context - len(prompt))
+        elif len(prompt) + limit > context:
+            raise BadRequest(
+                f"the prompt's {len(prompt)} tokens and max_tokens {limit} are {len(prompt) + limit} tokens; "
+                f"the context holds {context}",
+                param="max_tokens",
+                code="context_length_exceeded",
+            )
+        deadline_s = arrival_s + self.settings.http.request_timeout_s
+        return GenerateRequest(new_request_id(), prompt, media, params, arrival_s, deadline_s)
+
+
+def new_request_id() -> str:
+    return uuid.uuid4().hex

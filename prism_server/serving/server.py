@@ -1,0 +1,142 @@
+"""The whole server, from the first socket to the last stream: open the ports, load, serve, drain."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+import sys
+import threading
+import time
+from typing import TYPE_CHECKING
+
+from prism_server.errors import EngineFault
+from prism_server.serving.app import admin_app, api_app
+from prism_server.serving.http_errors import NotReady
+from prism_server.serving.lifecycle import Lifecycle
+from prism_server.serving.listeners import bind, listening, url_of
+from prism_server.serving.services import Services
+from prism_server.settings import ServerSettings
+
+if TYPE_CHECKING:
+    from prism_server.engine.engine import Engine, Progress
+
+POLL_S = 0.1
+LAST_WORDS_S = 5.0
+"""For streams that were told to end, to send their last event."""
+FAULT_EXIT_CODE = 1
+
+
+class StopSignal:
+    """SIGTERM, Ctrl-C or `/internal/drain` asks to stop; asking again asks to hurry."""
+
+    def __init__(self) -> None:
+        self.asked = asyncio.Event()
+        self.hurry = asyncio.Event()
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._on_signal)
+
+    def ask(self) -> None:
+        self.asked.set()
+
+    def _on_signal(self) -> None:
+        (self.hurry if self.asked.is_set() else self.asked).set()
+
+
+async def serve(settings: ServerSettings) -> int:
+    """Runs until told to stop; the process's exit code. Raises StartupError if it cannot start as configured."""
+    services = Services.from_settings(settings)
+    stop = StopSignal()
+
+    def drain() -> None:
+        services.lifecycle.drain()
+        stop.ask()
+
+    http = settings.http
+    api = bind(http.host, http.port, "http.port")
+    admin = bind(http.admin_host, http.admin_port, "http.admin_port")
+    try:
+        async with listening([(api, api_app(services)), (admin, admin_app(services, drain))]):
+            print(f"prism-serve: api on {url_of(api)}, admin on {url_of(admin)}", flush=True)
+            return await _load_and_serve(services, stop)
+    finally:
+        await asyncio.to_thread(services.close)
+
+
+async def _load_and_serve(services: Services, stop: StopSignal) -> int:
+    engine = await _first_of(_load(services), stop)
+    if engine is None:
+        return 0
+    services.attach(engine)
+    info = engine.info
+    print(
+        f"prism-serve: ready after {services.lifecycle.ready_after_s:.1f} s: {info.model_name} on {info.device}, "
+        f"{info.total_pages} pages of {info.page_tokens} tokens ({info.kv_dtype})",
+        flush=True,
+    )
+    while not stop.asked.is_set():
+        await _wait(stop.asked, POLL_S)
+        if engine.fault is not None:
+            return await _end_faulted(services, engine.fault)
+    await _drain(services, stop)
+    return 0
+
+
+async def _first_of(loading: asyncio.Future[Engine], stop: StopSignal) -> Engine | None:
+    """The loaded engine, or None if the stop came first."""
+    asked = asyncio.ensure_future(stop.asked.wait())
+    await asyncio.wait({loading, asked}, return_when=asyncio.FIRST_COMPLETED)
+    asked.cancel()
+    return loading.result() if loading.done() else None
+
+
+def _load(services: Services) -> asyncio.Future[Engine]:
+    """Builds the engine in a thread that does not keep the process alive."""
+    loop = asyncio.get_running_loop()
+    loaded: asyncio.Future[Engine] = loop.create_future()
+
+    def on_progress(progress: Progress) -> None:
+        loop.call_soon_threadsafe(services.lifecycle.progress, progress.stage, progress.done, progress.total)
+
+    def load() -> None:
+        with contextlib.suppress(RuntimeError):  # the loop has closed: stopped before the model was there
+            try:
+                from prism_server.engine.engine import Engine  # imports torch: seconds that the ports do not wait
+
+                engine = Engine.build(services.settings, on_progress)
+            except BaseException as error:
+                loop.call_soon_threadsafe(loaded.set_exception, error)
+            else:
+                loop.call_soon_threadsafe(loaded.set_result, engine)
+
+    threading.Thread(target=load, name="prism-load", daemon=True).start()
+    return loaded
+
+
+async def _end_faulted(services: Services, fault: EngineFault) -> int:
+    """Everybody inside is told; then the process ends, so that something healthier can start."""
+    print(f"prism-serve: fault: {fault.reason}", file=sys.stderr, flush=True)
+    services.lifecycle.fault(fault.reason)
+    services.running().dispatcher.fail_all(fault)
+    await _until_empty(services.lifecycle, asyncio.Event(), LAST_WORDS_S)
+    return FAULT_EXIT_CODE
+
+
+async def _drain(services: Services, stop: StopSignal) -> None:
+    """Lets nobody new in; those inside may finish, for a while."""
+    services.lifecycle.drain()
+    await _until_empty(services.lifecycle, stop.hurry, services.settings.http.drain_timeout_s)
+    services.running().dispatcher.fail_all(NotReady("the server is shutting down", "shutting_down"))
+    await _until_empty(services.lifecycle, asyncio.Event(), LAST_WORDS_S)
+
+
+async def _until_empty(life: Lifecycle, cut_short: asyncio.Event, timeout_s: float) -> None:
+    end_s = time.monotonic() + timeout_s
+    while life.inside and not cut_short.is_set() and time.monotonic() < end_s:
+        await _wait(cut_short, POLL_S)
+
+
+async def _wait(event: asyncio.Event, timeout_s: float) -> None:
+    with contextlib.suppress(TimeoutError):
+        await asyncio.wait_for(event.wait(), timeout_s)

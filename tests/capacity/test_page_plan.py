@@ -1,0 +1,101 @@
+"""The page plan: its sum adds up, its suggestions work, its defaults are the server's."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from prism_server.capacity.models import KNOWN_MODELS
+from prism_server.capacity.plan import GIB, PlanRequest, plan_pages, suggestions
+from prism_server.errors import StartupError
+from prism_server.settings import ServerSettings
+
+EIGHT_B = KNOWN_MODELS["8b"]
+
+
+def test_the_8b_fits_an_h200_with_more_than_a_million_fp8_tokens() -> None:
+    plan = plan_pages(PlanRequest(EIGHT_B, 141 * GIB))
+    assert plan.fits
+    assert 1_000_000 < plan.num_tokens < 141 * GIB / 76_032
+
+
+@given(
+    memory=st.integers(1, 300 * GIB),
+    fraction=st.floats(0.05, 1.0),
+    model=st.sampled_from(sorted(KNOWN_MODELS)),
+    dtype=st.sampled_from(["fp8", "bf16", "fp32"]),
+    page=st.sampled_from([16, 64, 128]),
+)
+def test_pages_and_reserve_never_exceed_the_usable_memory_and_one_more_page_would(
+    memory: int, fraction: float, model: str, dtype: str, page: int
+) -> None:
+    plan = plan_pages(PlanRequest(KNOWN_MODELS[model], memory, fraction, dtype, page))  # type: ignore[arg-type]
+    assert plan.usable_bytes <= memory * fraction + 1
+    one_more = plan.reserved_bytes + (plan.num_pages + 1) * plan.layout.page_bytes
+    assert one_more > plan.usable_bytes
+    if plan.num_pages:
+        assert one_more - plan.layout.page_bytes <= plan.usable_bytes
+
+
+@given(memory=st.integers(1, 40 * GIB), fraction=st.floats(0.05, 1.0), ranks=st.sampled_from([1, 2, 4]))
+def test_the_least_gpu_fits_and_one_byte_less_does_not(memory: int, fraction: float, ranks: int) -> None:
+    request = PlanRequest(EIGHT_B, memory, fraction, tensor_parallel=ranks)
+    least = plan_pages(request).least_gpu_memory_bytes
+    assert plan_pages(replace(request, gpu_memory_bytes=least)).fits
+    assert not plan_pages(replace(request, gpu_memory_bytes=least - 1)).fits
+
+
+def test_every_suggestion_makes_the_plan_fit() -> None:
+    request = PlanRequest(EIGHT_B, 27 * GIB, kv_dtype="bf16")
+    assert not plan_pages(request).fits
+    fp8, context, split, card = suggestions(request)
+    assert fp8.startswith("FP8 KV")
+    assert plan_pages(replace(request, kv_dtype="fp8")).fits
+    shorter = int(re.sub(r"\D", "", context))
+    assert plan_pages(replace(request, max_context_tokens=shorter)).fits
+    assert not plan_pages(replace(request, max_context_tokens=shorter + 1)).fits
+    assert split.startswith("tensor parallel over 2")
+    assert plan_pages(replace(request, tensor_parallel=2)).fits
+    gib = float(re.findall(r"[\d.]+", card)[0])
+    assert plan_pages(replace(request, gpu_memory_bytes=int(gib * GIB))).fits
+
+
+def test_only_what_helps_is_suggested() -> None:
+    """32B on 16 GiB: FP8 KV alone does not help, nor does a shorter context; eight GPUs would."""
+    heads = [suggestion.split(":")[0] for suggestion in suggestions(PlanRequest(KNOWN_MODELS["32b"], 16 * GIB))]
+    assert heads[0] == "tensor parallel over 8 such GPUs"
+    assert len(heads) == 2
+
+
+def test_the_explanation_names_every_term() -> None:
+    text = plan_pages(PlanRequest(EIGHT_B, 16 * GIB, kv_dtype="bf16")).explain()
+    terms = (
+        "memory of one GPU",
+        "usable",
+        "weights",
+        "activations",
+        "vision encoder",
+        "encoder outputs",
+        "CUDA graphs",
+    )
+    for term in (*terms, "= for KV pages", "9,437,184 B", "does not fit", "GPU of at least"):
+        assert term in text
+
+
+def test_the_defaults_are_the_servers_own() -> None:
+    plan, server = PlanRequest(EIGHT_B, GIB), ServerSettings()
+    assert (plan.kv_dtype, plan.page_tokens) == (server.kv.dtype, server.kv.page_tokens)
+    assert plan.memory_fraction == server.kv.memory_fraction
+    assert plan.max_image_tokens == server.media.max_image_tokens
+    for name in ("max_context_tokens", "max_step_tokens", "max_running_sequences", "feature_cache_bytes"):
+        assert getattr(plan, name) == getattr(server.engine, name)
+
+
+@pytest.mark.parametrize("change", [{"gpu_memory_bytes": 0}, {"memory_fraction": 1.5}, {"page_tokens": 0}])
+def test_a_request_without_sense_is_refused(change: dict[str, int]) -> None:
+    with pytest.raises(StartupError):
+        replace(PlanRequest(EIGHT_B, GIB), **change)

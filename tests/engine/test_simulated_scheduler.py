@@ -1,0 +1,69 @@
+"""Millions of random steps through the real scheduler, allocator and prefix index, with a simulated executor."""
+
+from __future__ import annotations
+
+import os
+import random
+
+import pytest
+from simulation import Sizes, World
+
+NUM_STEPS = int(os.environ.get("PRISM_SIMULATED_STEPS", "100000"))
+SEED = int(os.environ.get("PRISM_SIMULATED_SEED", "0")) or random.SystemRandom().getrandbits(32)
+STEPS_PER_WORLD = 200
+SHARED_TEXTS = ["a", "abcab", "abcabcdde", "eedcbabcde"]
+
+
+def random_parts(rng: random.Random, num_items: int) -> list[int | str]:
+    """Text and items in any order; few of each, so that prefixes meet."""
+    parts: list[int | str] = [rng.choice(SHARED_TEXTS)]
+    for _ in range(rng.choice([0, 1, 1, 2, 3])):
+        parts.append(rng.randrange(num_items))
+        if rng.random() < 0.3:
+            parts.append(rng.choice(SHARED_TEXTS[:2]))
+    parts.append("".join(rng.choice("abcde") for _ in range(rng.randint(1, 6))))
+    return parts
+
+
+def random_move(world: World, rng: random.Random) -> None:
+    choice = rng.random()
+    if choice < 0.12 and len(world.live_requests()) < 12:
+        request = world.make_request(
+            random_parts(rng, len(world.items)), rng.randint(1, 8), n=rng.choice([1, 1, 1, 2, 3]), ignore_eos=rng.random() < 0.2
+        )
+        world.add(request)
+    elif choice < 0.15 and world.live_requests():
+        world.cancel(rng.choice(world.live_requests()))
+    elif choice < 0.35 and world.pending_media:
+        world.media_arrives(rng.randrange(len(world.pending_media)), fails=rng.random() < 0.1)
+    elif choice < 0.36:
+        world.executor.failing ^= {rng.choice(world.items)[1].key}
+    elif choice < 0.365:
+        world.scheduler.forget_idle_caches()
+    else:
+        world.step()
+
+
+def run_world(seed: int, num_steps: int) -> int:
+    """One world of random sizes through about `num_steps` steps and to its end. Returns the steps it took."""
+    rng = random.Random(seed)
+    world = World(Sizes.draw(rng), rng)
+    while world.num_steps < num_steps and world.num_moves < 4 * num_steps:
+        random_move(world, rng)
+        world.num_moves += 1
+    world.executor.failing.clear()
+    world.drain()
+    return world.num_steps
+
+
+@pytest.mark.timeout(900)
+def test_any_order_of_events_keeps_the_invariants(capsys: pytest.CaptureFixture[str]) -> None:
+    steps, seed = 0, SEED
+    with capsys.disabled():
+        print(f"\nsimulated scheduler: seed {SEED}, at least {NUM_STEPS} steps")
+    while steps < NUM_STEPS:
+        try:
+            steps += run_world(seed, STEPS_PER_WORLD)
+        except Exception as error:
+            raise AssertionError(f"world {seed}: run again with PRISM_SIMULATED_SEED={seed}") from error
+        seed += 1

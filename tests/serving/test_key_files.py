@@ -1,0 +1,83 @@
+"""Secrets in files: rotation without a 401 in between, bad new files cost nothing."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from prism_server.errors import BadRequest, StartupError
+from prism_server.serving import auth
+from prism_server.serving.auth import KeyFile, check_bearer
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    path = tmp_path / "keys"
+    path.write_text("# the team's\nold-key\n\n  spaced-key  \n")
+    return path
+
+
+def test_each_line_is_a_key(path: Path) -> None:
+    keys = KeyFile(path, "keys")
+    assert keys.accepts("old-key")
+    assert keys.accepts("spaced-key")
+    assert not keys.accepts("# the team's")
+    assert not keys.accepts("")
+
+
+def test_api_keys_rotate_without_a_restart_and_without_a_401_in_between(path: Path) -> None:
+    keys = KeyFile(path, "keys")
+    path.write_text("old-key\nnew-key\n")
+    assert keys.accepts("new-key")
+    assert keys.accepts("old-key")
+    path.write_text("new-key\n")
+    assert keys.accepts("new-key")
+
+
+def test_a_removed_key_ends_after_the_grace_time(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    keys = KeyFile(path, "keys")
+    monkeypatch.setattr(auth, "GRACE_S", 0.0)
+    path.write_text("new-key\n")
+    assert keys.accepts("new-key")
+    assert not keys.accepts("old-key")
+
+
+def test_a_file_caught_half_written_costs_nobody_a_401(path: Path) -> None:
+    keys = KeyFile(path, "keys")
+    for half in ("", "new"):
+        path.write_text(half)
+        assert not keys.accepts("unknown")
+        assert keys.accepts("old-key")
+
+
+def test_a_bad_new_file_keeps_the_last_good_keys(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    keys = KeyFile(path, "keys")
+    monkeypatch.setattr(auth, "GRACE_S", 0.0)
+    path.write_bytes(b"\xff\xfe")
+    assert not keys.accepts("unknown")
+    assert keys.accepts("old-key")
+    path.unlink()
+    assert not keys.accepts("unknown")
+    assert keys.accepts("old-key")
+
+
+@pytest.mark.parametrize("content", [None, "", "\n# nothing\n"])
+def test_a_file_without_a_key_is_a_start_up_error(tmp_path: Path, content: str | None) -> None:
+    path = tmp_path / "keys"
+    if content is not None:
+        path.write_text(content)
+    with pytest.raises(StartupError, match="keys"):
+        KeyFile(path, "http.api_keys_file")
+
+
+@pytest.mark.parametrize("header", [None, "", "Bearer", "Bearer ", "Basic old-key", "old-key", "Bearer nobody"])
+def test_anything_but_a_bearer_token_that_is_known_is_a_401(path: Path, header: str | None) -> None:
+    with pytest.raises(BadRequest) as caught:
+        check_bearer(KeyFile(path, "keys"), header)
+    assert caught.value.status == 401
+
+
+def test_a_known_bearer_token_passes_and_without_a_file_everybody_does(path: Path) -> None:
+    check_bearer(KeyFile(path, "keys"), "bearer old-key")
+    check_bearer(None, None)

@@ -1,0 +1,105 @@
+"""Health answers, and nothing crashes, whatever comes at once. Bounds in time have tenfold slack."""
+
+from __future__ import annotations
+
+import statistics
+import threading
+import time
+from collections import Counter
+
+import httpx
+import pytest
+from PIL import Image
+from serving_support import ServerProcess, chat_body, encoded, eventually, image_part, noise, serving, sse_events
+
+LIVEZ_P99_S = 0.1
+SLACK = 10
+
+
+def big_picture(shade: int) -> bytes:
+    """4K, cheap to make and to send, dear to decode."""
+    ramp = Image.linear_gradient("L").resize((3840, 2160))
+    return encoded(ramp.point(lambda level: (level + shade) % 256).convert("RGB"), "JPEG")
+
+
+def test_livez_answers_while_sixteen_4k_pictures_are_being_decoded_and_64_streams_run() -> None:
+    options = {"engine.max_running_sequences": "80", "kv.memory_bytes": str(64 << 20), "http.drain_timeout_s": "0"}
+    pictures = [image_part(big_picture(shade)) for shade in range(0, 256, 16)]
+    with serving(**options) as server:
+        stop = threading.Event()
+
+        def stream() -> None:
+            body = chat_body("Hello", max_tokens=2000, ignore_eos=True, stream=True)
+            with httpx.stream("POST", f"{server.api}/v1/chat/completions", json=body, timeout=None) as response:
+                for _ in sse_events(response):
+                    if stop.is_set():
+                        return
+
+        def decode(picture: object) -> None:
+            server.post("/v1/chat/completions", chat_body(picture, "What is it?", max_tokens=1), timeout=None)
+
+        streams = [threading.Thread(target=stream, daemon=True) for _ in range(64)]
+        for thread in streams:
+            thread.start()
+        eventually(lambda: server.capacity()["running"] == 64, 120)
+        decodes = [threading.Thread(target=decode, args=(picture,), daemon=True) for picture in pictures]
+        for thread in decodes:
+            thread.start()
+        waits_s = []
+        with httpx.Client(timeout=60) as health:
+            for _ in range(60):
+                asked_s = time.monotonic()
+                assert health.get(f"{server.api}/livez").status_code == 200
+                waits_s.append(time.monotonic() - asked_s)
+                time.sleep(0.02)
+        assert server.metrics()["prism_media_cache_prepared_total"] > 0
+        stop.set()
+    assert statistics.quantiles(waits_s, n=100)[98] < LIVEZ_P99_S * SLACK
+
+
+def test_72_requests_at_once_on_a_server_for_4_queue_then_429_with_retry_after_and_none_crashes_it() -> None:
+    options = {"engine.max_running_sequences": "4", "engine.max_waiting_requests": "20"}
+    with serving(**options) as server:
+        barrier = threading.Barrier(72)
+        answers: list[httpx.Response] = []
+
+        def ask(i: int) -> None:
+            body = chat_body(image_part(noise(i % 6)), "What is it?", max_tokens=60, ignore_eos=True)
+            barrier.wait()
+            answers.append(httpx.post(f"{server.api}/v1/chat/completions", json=body, timeout=120))
+
+        threads = [threading.Thread(target=ask, args=(i,)) for i in range(72)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        statuses = Counter(answer.status_code for answer in answers)
+        assert set(statuses) == {200, 429}
+        assert statuses[200] >= 20
+        assert statuses[429] >= 1
+        assert all(int(a.headers["retry-after"]) >= 1 for a in answers if a.status_code == 429)
+        eventually(server.is_idle, 10)
+        assert server.chat("Hello", max_tokens=3).status_code == 200
+
+
+def test_32_parallel_identical_requests_at_temperature_0_equal_the_serial_answer(server: ServerProcess) -> None:
+    body = chat_body(image_part(noise(77)), "Describe the picture.", max_tokens=20)
+    answers: list[dict] = []
+    threads = [
+        threading.Thread(target=lambda: answers.append(server.post("/v1/chat/completions", body).json()))
+        for _ in range(32)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    serial = server.post("/v1/chat/completions", body).json()
+    assert [answer["choices"] for answer in answers] == [serial["choices"]] * 32
+    assert sum(answer["prism"]["decoded_items"] for answer in answers) == 1
+
+
+@pytest.mark.timeout(280)
+def test_after_many_different_pictures_nothing_is_left_behind(server: ServerProcess) -> None:
+    for i in range(30):
+        assert server.chat(image_part(noise(5000 + i, 64, 64)), "What?", max_tokens=1).status_code == 200
+    eventually(server.is_idle, 10)

@@ -1,0 +1,184 @@
+"""The process: its first second, its start-up errors, its keys, its end."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import torch
+from serving_support import ServerProcess, chat_body, eventually, serving, sse_events
+
+from prism_server.demo_model import checkpoint_dir
+
+STREAM = chat_body("Hello", max_tokens=400, ignore_eos=True, stream=True)
+
+
+@pytest.fixture
+def process() -> Iterator[list[ServerProcess]]:
+    """Processes to close at the end."""
+    started: list[ServerProcess] = []
+    yield started
+    for server in started:
+        server.close()
+
+
+def test_the_port_answers_livez_from_the_first_second_and_readyz_only_when_the_model_can_answer(
+    process: list[ServerProcess],
+) -> None:
+    server = ServerProcess()
+    process.append(server)
+    assert server.http.get(f"{server.api}/livez").status_code == 200
+    assert time.monotonic() - server.started_s < 10  # a second, with tenfold slack
+    assert server.http.get(f"{server.api}/readyz").status_code == 503
+    assert server.http.get(f"{server.api}/startupz").status_code == 503
+    refused = server.chat("Hello")
+    assert (refused.status_code, refused.json()["error"]["code"]) == (503, "loading")
+    server.wait_ready()
+    assert server.http.get(f"{server.api}/startupz").status_code == 200
+    assert server.chat("Hello", max_tokens=2).status_code == 200
+
+
+def test_stopping_while_the_model_is_being_loaded_is_an_orderly_end(process: list[ServerProcess]) -> None:
+    server = ServerProcess()
+    process.append(server)
+    server.signal()
+    assert server.wait_exit() == 0
+
+
+class Stream:
+    """A stream that is read in a thread."""
+
+    def __init__(self, server: ServerProcess, body: dict[str, Any] = STREAM) -> None:
+        self.events: list[Any] = []
+        self._url, self._body = f"{server.api}/v1/chat/completions", body
+        self._thread = threading.Thread(target=self._read)
+        self._thread.start()
+        eventually(lambda: len(self.events) > 3, 60)
+
+    def _read(self) -> None:
+        with httpx.stream("POST", self._url, json=self._body, timeout=120) as response:
+            for _, data in sse_events(response):
+                self.events.append(data)
+
+    def finish(self) -> list[Any]:
+        self._thread.join(120)
+        return self.events
+
+
+def test_sigterm_drains_running_streams_finish_new_requests_get_503_and_the_exit_code_is_0() -> None:
+    with serving() as server:
+        stream = Stream(server)
+        server.signal(signal.SIGTERM)
+        eventually(lambda: server.http.get(f"{server.api}/readyz").status_code == 503, 10)
+        assert server.http.get(f"{server.api}/livez").status_code == 200
+        refused = server.chat("Hello")
+        assert (refused.status_code, refused.json()["error"]["code"]) == (503, "draining")
+        assert int(refused.headers["retry-after"]) >= 1
+        *_, last, done = stream.finish()
+        assert last["choices"][0]["finish_reason"] == "length"
+        assert done == "[DONE]"
+        assert server.wait_exit() == 0
+
+
+def test_streams_that_outlast_the_drain_end_in_an_error_event() -> None:
+    with serving(**{"http.drain_timeout_s": "0.5"}) as server:
+        stream = Stream(server, STREAM | {"max_tokens": 6000})
+        assert server.http.post(f"{server.admin}/internal/drain").status_code == 202
+        *_, last, done = stream.finish()
+        assert last["error"]["code"] == "shutting_down"
+        assert done == "[DONE]"
+        assert server.wait_exit() == 0
+
+
+def test_a_body_above_the_cap_is_413_with_and_without_a_declared_length() -> None:
+    with serving(**{"http.max_body_bytes": "100000"}) as server:
+        large = json.dumps(chat_body("x" * 100_000)).encode()
+        declared = server.http.post(f"{server.api}/v1/chat/completions", content=large)
+        chunked = server.http.post(f"{server.api}/v1/chat/completions", content=iter([large[:50_000], large[50_000:]]))
+        assert [declared.status_code, chunked.status_code] == [413, 413]
+        assert declared.json()["error"]["code"] == "body_too_large"
+        assert server.chat("Hello", max_tokens=1).status_code == 200
+
+
+def test_api_keys_rotate_without_a_restart_and_without_a_401_in_between(tmp_path: Path) -> None:
+    keys = tmp_path / "keys"
+    keys.write_text("first\n")
+
+    def status(key: str) -> int:
+        return server.http.get(f"{server.api}/v1/models", headers={"authorization": f"Bearer {key}"}).status_code
+
+    with serving(**{"http.api_keys_file": str(keys)}) as server:
+        assert [status("first"), status("second")] == [200, 401]
+        keys.write_text("first\nsecond\n")
+        assert [status("first"), status("second")] == [200, 200]
+        keys.write_text("second\n")
+        assert [status("first"), status("second")] == [200, 200]
+
+
+def changed_checkpoint(directory: Path, **config: Any) -> str:
+    """The demo checkpoint with another config.json."""
+    for path in checkpoint_dir().iterdir():
+        (directory / path.name).symlink_to(path)
+    original = json.loads((checkpoint_dir() / "config.json").read_text())
+    (directory / "config.json").unlink()
+    (directory / "config.json").write_text(json.dumps(original | config))
+    return str(directory)
+
+
+def refused_start(*arguments: str, **options: str) -> str:
+    """The one line on stderr of a server that cannot start; its exit code is 2."""
+    flags = [f"--{name}={value}" for name, value in options.items()]
+    command = [sys.executable, "-m", "prism_server.serving.cli", "--http.port=0", "--http.admin_port=0"]
+    done = subprocess.run([*command, *arguments, *flags], capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 2, done.stderr
+    (line,) = done.stderr.strip().splitlines()
+    return line
+
+
+def test_a_bad_config_key_is_one_clear_line_and_exit_code_2(tmp_path: Path) -> None:
+    config = tmp_path / "config.json"
+    config.write_text('{"kv": {"dtyp": "fp8"}}')
+    assert "dtyp" in refused_start("--config", str(config))
+
+
+def test_a_missing_file_is_one_clear_line_and_exit_code_2(tmp_path: Path) -> None:
+    missing = str(tmp_path / "nowhere")
+    assert missing in refused_start("--config", missing)
+    assert missing in refused_start(**{"model.path": missing})
+    assert missing in refused_start(**{"http.api_keys_file": missing})
+
+
+def test_a_missing_weight_file_is_one_clear_line_and_exit_code_2(tmp_path: Path) -> None:
+    directory = changed_checkpoint(tmp_path)
+    (tmp_path / "model-00002-of-00002.safetensors").unlink()
+    assert "model-00002-of-00002.safetensors" in refused_start(**{"model.path": directory})
+
+
+def test_a_wrong_dtype_is_one_clear_line_and_exit_code_2() -> None:
+    assert "int3" in refused_start(**{"kv.dtype": "int3"})
+    assert "float7" in refused_start(**{"model.dtype": "float7"})
+
+
+def test_another_architecture_is_one_clear_line_and_exit_code_2(tmp_path: Path) -> None:
+    directory = changed_checkpoint(tmp_path, architectures=["LlamaForCausalLM"], model_type="llama")
+    assert "llama" in refused_start(**{"model.path": directory}).lower()
+
+
+def test_a_device_that_is_not_there_is_one_clear_line_and_exit_code_2() -> None:
+    if torch.cuda.is_available():
+        pytest.skip("there is a GPU")
+    assert "cuda" in refused_start(**{"model.device": "cuda"}).lower()
+
+
+def test_a_port_in_use_is_one_clear_line_and_exit_code_2(server: ServerProcess) -> None:
+    port = server.api.rsplit(":", 1)[1]
+    assert port in refused_start(**{"http.host": "127.0.0.1", "http.port": port})
