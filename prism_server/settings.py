@@ -6,6 +6,7 @@ Plain values: nothing here looks at the environment. settings_cli.py fills them 
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, FilePath, model_validator
@@ -42,6 +43,11 @@ class ModelSettings(Group):
         default="auto", description="operators; a backend that is not there is an error"
     )
     threads: NonNegative = Field(default=0, description="torch threads on CPU; 0 leaves torch's own choice")
+
+    @property
+    def directory(self) -> Path:
+        """The checkpoint's directory."""
+        return Path(__file__).parent / "demo_model" / "checkpoint" if self.path == "demo" else Path(self.path)
 
 
 class KVSettings(Group):

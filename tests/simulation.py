@@ -318,7 +318,9 @@ class World:
         """Rows and outputs of a request that runs by itself, from the start, without any cache."""
         prompt = request.prompt
         shown = {
-            span.start + i: feature(span.facts.key, span.item_offset + i) for span in prompt.spans for i in range(span.rows)
+            span.start + i: feature(span.facts.key, span.item_offset + i)
+            for span in prompt.spans
+            for i in range(span.rows)
         }
         rows: list[tuple[bytes, bytes]] = []
         for number, token in enumerate(prompt.token_ids):
@@ -364,7 +366,7 @@ class World:
             self.scheduler.media_failed(key, BadRequest("the picture is damaged"))
         else:
             self.executor.staged[key] = 0
-            self.scheduler.media_arrived(key, decoded=True)
+            self.scheduler.media_arrived(key, decoded=True, now_s=self.now_s)
         self._take_outcomes()
         self.check()
 
@@ -387,7 +389,9 @@ class World:
         self.check_idle()
 
     def live_requests(self) -> list[str]:
-        return [name for name, sequences in self.requests.items() if any(s.phase is not Phase.FINISHED for s in sequences)]
+        return [
+            name for name, sequences in self.requests.items() if any(s.phase is not Phase.FINISHED for s in sequences)
+        ]
 
     # -- checks ------------------------------------------------------------------------------------------------------
 

@@ -31,7 +31,8 @@ class Finished:
 
     sequence: Sequence
     reason: str
-    stop_token_id: int | None = None
+    stop_reason: str | int | None = None
+    """The stop string or token id that matched."""
     error: PrismError | None = None
 
 

@@ -34,7 +34,8 @@ class Prefill:
         self._feature_bytes = feature_bytes
         self._vision_blocks = vision_blocks
         self._counters = counters
-        self.changed_features: list[tuple[tuple[ItemKey, ...], tuple[ItemKey, ...]]] = []
+        self._completed: list[ItemKey] = []
+        self._dropped: list[ItemKey] = []
 
     def want_missing(self, sequence: Sequence) -> None:
         """Ask for the pixels of every item that the sequence still has to show and nobody has encoded."""
@@ -129,11 +130,17 @@ class Prefill:
             self._features.drop_if_idle(key)
         self._desk.leave(sequence)
 
-    def take_feature_changes(self) -> tuple[tuple[ItemKey, ...], tuple[ItemKey, ...]]:
-        """Items completed and dropped since the last plan; also kept for whoever reports them."""
-        changes = self._features.take_changes()
-        if any(changes):
-            self.changed_features.append(changes)
+    def take_dropped_features(self) -> tuple[ItemKey, ...]:
+        """Items dropped since the last plan, for the next one."""
+        completed, dropped = self._features.take_changes()
+        self._completed += completed
+        self._dropped += dropped
+        return dropped
+
+    def report_changes(self) -> tuple[list[ItemKey], list[ItemKey]]:
+        """Items completed and dropped since the last call, for whoever follows the cache."""
+        changes = self._completed, self._dropped
+        self._completed, self._dropped = [], []
         return changes
 
     def patch_blocks(self, builder: PlanBuilder) -> int:

@@ -91,6 +91,10 @@ class Scheduler:
     def has_work(self) -> bool:
         return bool(self.running or self.waiting or self.parked)
 
+    def take_feature_changes(self) -> tuple[list[ItemKey], list[ItemKey]]:
+        """Items whose features were completed, and dropped, in the plans since the last call."""
+        return self._prefill.report_changes()
+
     @property
     def residency(self) -> Residency:
         return self._residency
@@ -109,7 +113,13 @@ class Scheduler:
                 self._residency.add_fork_point(sequence)
             self._admission.enqueue(sequence)
 
-    def end(self, sequence: Sequence, reason: str, error: PrismError | None = None, stop_id: int | None = None) -> None:
+    def end(
+        self,
+        sequence: Sequence,
+        reason: str,
+        error: PrismError | None = None,
+        stop_reason: str | int | None = None,
+    ) -> None:
         """End a sequence in any phase; its pages, pins, places in queues and staged media are given back once."""
         if sequence.phase is Phase.FINISHED:
             return
@@ -121,16 +131,18 @@ class Scheduler:
         else:
             self._leave_device(sequence)
         sequence.phase = Phase.FINISHED
-        self._outcomes.append(Finished(sequence, reason, stop_id, error))
+        self._outcomes.append(Finished(sequence, reason, stop_reason, error))
 
-    def media_arrived(self, key: ItemKey, decoded: bool) -> None:
+    def media_arrived(self, key: ItemKey, decoded: bool, now_s: float) -> None:
         """The executor has an item's patches; `decoded`: a worker had to make them for this call."""
         waiting = self.desk.arrived(key)
         if decoded and waiting:
             waiting[0].decoded_items += 1
         self.counters["decoded_items"] += decoded
         for sequence in waiting:
-            self._resume_after_media(sequence)
+            sequence.media_ready_s = now_s
+            if sequence.phase is Phase.MEDIA and not sequence.wanted:
+                sequence.phase = Phase.PREFILL
 
     def media_failed(self, key: ItemKey, error: PrismError) -> None:
         """An item cannot be prepared: those that asked for it fail."""
@@ -231,8 +243,7 @@ class Scheduler:
         self.counters["swapped_in_pages"] += len(builder.swap_in)
         for key, number in builder.unpins:
             self.features.unpin(key, number)
-        _, dropped = self._prefill.take_feature_changes()
-        plan = builder.build(dropped, self.desk.take_dropped())
+        plan = builder.build(self._prefill.take_dropped_features(), self.desk.take_dropped())
         patch_blocks = self._prefill.patch_blocks(builder)
         self._launched.append(_Launched(plan.step, tuple(builder.launched), builder.num_decodes, patch_blocks))
         self._next_step += 1
@@ -296,7 +307,7 @@ class Scheduler:
             if not params.ignore_eos and token_id in self.limits.eos_token_ids:
                 return self.end(sequence, "stop")
             if token_id in params.stop_token_ids:
-                return self.end(sequence, "stop", stop_id=token_id)
+                return self.end(sequence, "stop", stop_reason=token_id)
         if count >= sequence.max_outputs:
             return self.end(sequence, "length")
         return None
@@ -354,10 +365,6 @@ class Scheduler:
         for sequence in self.running:
             if sequence.phase is Phase.SWAPPING and sequence.ready_step <= self.kv.pool.completed_step:
                 sequence.phase = Phase.MEDIA if sequence.wanted else Phase.PREFILL
-
-    def _resume_after_media(self, sequence: Sequence) -> None:
-        if sequence.phase is Phase.MEDIA and not sequence.wanted:
-            sequence.phase = Phase.PREFILL
 
     # -- checking ----------------------------------------------------------------------------------------------------
 

@@ -94,6 +94,8 @@ class Sequence:
     admitted_s: float | None = None
     media_ready_s: float | None = None
     first_token_s: float | None = None
+    num_reported: int = 0
+    """Tokens that its client was told of."""
 
     def __post_init__(self) -> None:
         self.keys = list(self.request.prompt.page_keys)

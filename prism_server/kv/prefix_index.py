@@ -105,7 +105,7 @@ class PrefixIndex:
         best: tuple[int, CachedPage] | None = None
         for rows, key in boundaries:
             inside = min(rows, limit) - full_rows
-            if 0 < inside and rows - full_rows < self._page_tokens and (best is None or inside > best[0]):
+            if inside > 0 and rows - full_rows < self._page_tokens and (best is None or inside > best[0]):
                 found = self._by_key.get(key)
                 if found is not None:
                     best = inside, found[0]
@@ -166,7 +166,7 @@ class PrefixIndex:
             node = found[0]
             if rows == self._page_tokens and own is not None and own is not node:
                 self._merge(own, node)
-            if node.page is None and page not in self._by_page:
+            if node.page is None and page not in self._by_page and rows == max(node.entries):
                 self._adopt(node, page)
         self.note_media_key(key, media_key)
         return node if node.page == page or rows == self._page_tokens else None

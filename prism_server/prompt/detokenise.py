@@ -92,10 +92,15 @@ class SampleText:
         self._detokeniser = IncrementalDetokeniser(tokenizer, skip_special)
         self._matcher = StopMatcher(stops)
 
-    def push(self, token_ids: Iterable[int]) -> tuple[str, str | None]:
-        """Text that is ready, and the stop string that has matched, if one has. Later tokens then add nothing."""
-        text = self._matcher.push("".join(map(self._detokeniser.push, token_ids)))
-        return text, self._matcher.matched
+    def push(self, token_ids: Iterable[int], match_stops: bool = True) -> tuple[str, str | None]:
+        """Text that is ready, and the stop string that has matched, if one has. Later tokens then add nothing.
+
+        Tokens that are pushed without `match_stops` (below a request's `min_tokens`) begin no stop string.
+        """
+        text = "".join(map(self._detokeniser.push, token_ids))
+        if not match_stops:
+            return text, None
+        return self._matcher.push(text), self._matcher.matched
 
     def flush(self) -> str:
         """The rest, once the sample has ended for another reason than a stop string; after a match it is empty."""

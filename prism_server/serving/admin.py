@@ -68,7 +68,7 @@ def _identity(services: Services) -> dict[str, object]:
     info = services.running().engine.info
     return {
         "key_version": KEY_VERSION,
-        "namespace": info.namespace.hex(),
+        "namespace": info.namespace,
         "layout": info.layout,
         "page_tokens": info.page_tokens,
     }

@@ -98,7 +98,7 @@ class RequestClock:
 
     def observe(self, event: Event) -> None:
         match event:
-            case TokenDelta(sample=sample):
+            case TokenDelta(sample=sample, token_ids=(_, *_)):  # without ids: text that was held back
                 self._token(sample, time.monotonic())
             case SampleFinished(reason=reason):
                 self._metrics.finished.labels(reason).inc()

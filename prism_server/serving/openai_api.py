@@ -31,7 +31,8 @@ async def chat_completions(exchange: Exchange) -> None:
         return Delivery.asked_for(fields), request
 
     delivery, request = await exchange.in_worker(prepare)
-    await _answer(exchange, delivery, request, ChatFormat(f"chatcmpl-{request.request_id}", *_facts(exchange, request)))
+    form = ChatFormat(f"chatcmpl-{request.request_id}", *_facts(exchange, request))
+    await _answer(exchange, delivery, request, form)
 
 
 async def completions(exchange: Exchange) -> None:
@@ -44,9 +45,8 @@ async def completions(exchange: Exchange) -> None:
         return Delivery.asked_for(fields), request
 
     delivery, request = await exchange.in_worker(prepare)
-    await _answer(
-        exchange, delivery, request, CompletionFormat(f"cmpl-{request.request_id}", *_facts(exchange, request))
-    )
+    form = CompletionFormat(f"cmpl-{request.request_id}", *_facts(exchange, request))
+    await _answer(exchange, delivery, request, form)
 
 
 @dataclass(frozen=True, slots=True)

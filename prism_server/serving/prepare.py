@@ -47,12 +47,6 @@ class Preparer:
         prompt = self.engine.prompts.encode_text(prompt_text, fields.cache_salt)
         return self._request(fields, prompt, (), params, arrival_s, "prompt")
 
-    @property
-    def context_tokens(self) -> int:
-        """Rows that one request may have: the context, or the whole pool where that is smaller."""
-        info = self.engine.info
-        return min(info.max_context_tokens, info.total_pages * info.page_tokens)
-
     def _check_model(self, fields: GenerationFields) -> None:
         name = self.engine.info.model_name
         if fields.model is not None and fields.model != name:
@@ -62,7 +56,7 @@ class Preparer:
     def _sampling(self, fields: GenerationFields, default_temperature: float) -> SamplingParams:
         """With the most tokens there can be; the prompt's length takes its share off later."""
         limit = fields.token_limit()
-        return fields.sampling(self.context_tokens if limit is None else limit, default_temperature)
+        return fields.sampling(self.engine.info.max_context_tokens if limit is None else limit, default_temperature)
 
     def _request(
         self,
@@ -73,7 +67,7 @@ class Preparer:
         arrival_s: float,
         prompt_param: str,
     ) -> GenerateRequest:
-        context, limit = self.context_tokens, fields.token_limit()
+        context, limit = self.engine.info.max_context_tokens, fields.token_limit()
         if len(prompt) >= context:
             raise BadRequest(
                 f"the prompt has {len(prompt)} tokens; the context holds {context}, the answer included",

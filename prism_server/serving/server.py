@@ -8,7 +8,7 @@ import signal
 import sys
 import threading
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from prism_server.errors import EngineFault
 from prism_server.serving.app import admin_app, api_app
@@ -86,7 +86,8 @@ async def _load_and_serve(services: Services, stop: StopSignal) -> int:
 async def _first_of(loading: asyncio.Future[Engine], stop: StopSignal) -> Engine | None:
     """The loaded engine, or None if the stop came first."""
     asked = asyncio.ensure_future(stop.asked.wait())
-    await asyncio.wait({loading, asked}, return_when=asyncio.FIRST_COMPLETED)
+    either: tuple[asyncio.Future[Any], ...] = (loading, asked)
+    await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
     asked.cancel()
     return loading.result() if loading.done() else None
 

@@ -29,7 +29,10 @@ def random_move(world: World, rng: random.Random) -> None:
     choice = rng.random()
     if choice < 0.12 and len(world.live_requests()) < 12:
         request = world.make_request(
-            random_parts(rng, len(world.items)), rng.randint(1, 8), n=rng.choice([1, 1, 1, 2, 3]), ignore_eos=rng.random() < 0.2
+            random_parts(rng, len(world.items)),
+            rng.randint(1, 8),
+            n=rng.choice([1, 1, 1, 2, 3]),
+            ignore_eos=rng.random() < 0.2,
         )
         world.add(request)
     elif choice < 0.15 and world.live_requests():

@@ -1,0 +1,105 @@
+"""The engine as serving sees it: built from settings, fed with requests, answering in events."""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from prism_server.engine.answers import Answers
+from prism_server.engine.build import Parts, Progress, build_parts
+from prism_server.engine.messages import EngineStats, Event, GenerateRequest
+from prism_server.engine.owner import Cancel, ForgetCaches, Owner, Stop, Submit
+from prism_server.engine.scheduler import Scheduler
+from prism_server.errors import EngineFault, Overloaded
+from prism_server.media.pipeline import MediaPipeline
+from prism_server.prompt.encoder import PromptEncoder
+from prism_server.settings import ServerSettings
+
+__all__ = ["Engine", "EngineInfo", "Progress"]
+
+
+@dataclass(frozen=True, slots=True)
+class EngineInfo:
+    """What an engine is, fixed from its start. `namespace` and `layout` are hexadecimal digests that routers compare."""
+
+    model_name: str
+    revision: str
+    namespace: str
+    layout: str
+    kv_dtype: str
+    page_tokens: int
+    total_pages: int
+    bytes_per_token: int
+    max_context_tokens: int
+    device: str
+    backend: str
+    dtype: str
+
+
+class Engine:
+    """Thread-safe front of the owner thread."""
+
+    def __init__(self, parts: Parts, settings: ServerSettings) -> None:
+        limits = settings.engine
+        self.info = EngineInfo(**parts.info)
+        self.media: MediaPipeline = parts.media
+        self.prompts: PromptEncoder = parts.prompts
+        self._parts = parts
+        self._most_sequences = limits.max_running_sequences + limits.max_waiting_requests
+        self._live_sequences = 0
+        self._lock = threading.Lock()
+        self._random = random.SystemRandom()
+        self._scheduler: Scheduler = parts.scheduler
+        answers = Answers(parts.prompts.tokenizer, parts.scheduler, self._ended)
+        depth = 1 if limits.overlap else 0
+        self._owner = Owner(parts.scheduler, parts.executor, parts.media, answers, depth)
+
+    @classmethod
+    def build(cls, settings: ServerSettings, progress: Callable[[Progress], None] | None = None) -> Engine:
+        """Load the model and everything around it; blocks. Raises StartupError, in one line, when that cannot be."""
+        return cls(build_parts(settings, progress or (lambda _: None)), settings)
+
+    def start(self, on_events: Callable[[Sequence[Event]], None]) -> None:
+        """Start the owner; `on_events` is called on its thread, once a step, with all events of the step."""
+        self._owner.start(on_events)
+
+    def submit(self, request: GenerateRequest) -> None:
+        """Hand in a request; any thread. Raises Overloaded when the queue is full, EngineFault when the engine is dead."""
+        if self._owner.fault is not None:
+            raise EngineFault(self._owner.fault.reason)
+        with self._lock:
+            if self._live_sequences + request.params.n > self._most_sequences:
+                raise Overloaded(f"{self._live_sequences} sequences run or wait, the most this server takes")
+            self._live_sequences += request.params.n
+        seed = request.params.seed
+        self._owner.send(Submit(request, self._random.getrandbits(62) if seed is None else seed))
+
+    def cancel(self, request_id: str) -> None:
+        """End a request in whatever phase it is; idempotent, any thread."""
+        self._owner.send(Cancel(request_id))
+
+    def reset_cache(self) -> None:
+        """Forget every cached prefix and feature that no request uses."""
+        self._owner.send(ForgetCaches())
+
+    def stats(self) -> EngineStats:
+        """A snapshot that is never older than one step."""
+        return self._owner.stats
+
+    @property
+    def fault(self) -> EngineFault | None:
+        """Why the engine is dead; None while it lives."""
+        return self._owner.fault
+
+    def stop(self) -> None:
+        """End the owner (live requests fail), then the device and the media workers."""
+        self._owner.send(Stop())
+        self._owner.join()
+        self._parts.executor.close()
+        self.media.close()
+
+    def _ended(self, request: GenerateRequest) -> None:
+        with self._lock:
+            self._live_sequences -= request.params.n

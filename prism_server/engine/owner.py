@@ -1,0 +1,231 @@
+"""The owner: the one thread that touches scheduler and device. Take commands, plan, launch, finish the step before."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import queue
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from functools import partial
+
+from prism_server.engine.answers import Answers
+from prism_server.engine.executor import Executor, StepHandle
+from prism_server.engine.messages import CacheChanged, EngineStats, Event, GenerateRequest, RequestFailed
+from prism_server.engine.scheduler import Scheduler
+from prism_server.engine.sequence import Sequence as Sample
+from prism_server.errors import BadRequest, EngineFault, PrismError
+from prism_server.media.cache import Materialised
+from prism_server.media.item import ItemKey
+from prism_server.media.pipeline import MediaPipeline
+
+logger = logging.getLogger(__name__)
+
+DEADLINE_CHECK_S = 0.05
+"""How often deadlines are looked at while nothing else wakes the owner."""
+
+
+@dataclass(frozen=True, slots=True)
+class Submit:
+    request: GenerateRequest
+    seed: int
+
+
+@dataclass(frozen=True, slots=True)
+class Cancel:
+    request_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class MediaDone:
+    """A worker's answer: patches or an error."""
+
+    key: ItemKey
+    future: Future[Materialised]
+
+
+@dataclass(frozen=True, slots=True)
+class ForgetCaches:
+    pass
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    pass
+
+
+Command = Submit | Cancel | MediaDone | ForgetCaches | Stop
+
+
+class Owner:
+    """Runs the loop. `depth` steps are in flight while the next is planned: 1 overlaps, 0 is the plain loop, its oracle."""
+
+    def __init__(
+        self, scheduler: Scheduler, executor: Executor, media: MediaPipeline, answers: Answers, depth: int
+    ) -> None:
+        self._scheduler, self._executor = scheduler, executor
+        self._media, self._answers = media, answers
+        self._depth = depth
+        self._inbox: queue.SimpleQueue[Command] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._run, name="prism-owner", daemon=True)
+        self._in_flight: deque[StepHandle] = deque()
+        self._events: list[Event] = []
+        self._on_events: Callable[[Sequence[Event]], None] = lambda events: None
+        self._next_number = 0
+        self._next_deadline_check_s = 0.0
+        self._stopping = False
+        self.fault: EngineFault | None = None
+        self.stats = self._snapshot()
+
+    # -- any thread --------------------------------------------------------------------------------------------------
+
+    def start(self, on_events: Callable[[Sequence[Event]], None]) -> None:
+        self._on_events = on_events
+        self._thread.start()
+
+    def send(self, command: Command) -> None:
+        self._inbox.put(command)
+
+    def join(self) -> None:
+        if self._thread.is_alive():
+            self._thread.join()
+
+    # -- the owner's thread ------------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        idle = True
+        try:
+            while not self._stopping:
+                self._take_commands(wait=idle)
+                plan = self._scheduler.schedule(time.monotonic())
+                self._ask_for_media()
+                if plan is not None:
+                    self._in_flight.append(self._executor.launch(plan))
+                if len(self._in_flight) > (self._depth if plan is not None else 0):
+                    result = self._in_flight.popleft().wait()
+                    self._scheduler.complete(result, time.monotonic())
+                idle = plan is None and not self._in_flight
+                self._hand_over()
+        except Exception as error:
+            logger.exception("the engine stopped")
+            self._die(EngineFault(f"the engine stopped: {type(error).__name__}: {error}"))
+        else:
+            self._die(EngineFault("the engine has been stopped"), is_fault=False)
+
+    def _take_commands(self, wait: bool) -> None:
+        """Everything in the inbox; sleeps on it after a turn that found nothing to run."""
+        if wait and not self._stopping:
+            timeout_s = DEADLINE_CHECK_S if self._scheduler.has_work else None
+            with contextlib.suppress(queue.Empty):
+                self._obey(self._inbox.get(timeout=timeout_s))
+        while not self._inbox.empty():
+            self._obey(self._inbox.get())
+        self._end_late_requests()
+
+    def _obey(self, command: Command) -> None:
+        match command:
+            case Submit():
+                self._submit(command)
+            case Cancel():
+                for sequence in self._answers.sequences_of(command.request_id):
+                    self._scheduler.end(sequence, "cancelled")
+                    self._scheduler.counters["cancelled"] += 1
+            case MediaDone():
+                self._media_done(command)
+            case ForgetCaches():
+                self._scheduler.forget_idle_caches()
+            case Stop():
+                self._stopping = True
+
+    def _submit(self, command: Submit) -> None:
+        request = command.request
+        sequences = [
+            Sample(self._next_number + i, request, i, command.seed + i, request.params.max_tokens)
+            for i in range(request.params.n)
+        ]
+        self._next_number += len(sequences)
+        self._answers.open(request, sequences)
+        try:
+            self._scheduler.add(sequences)
+        except BadRequest as error:
+            self._answers.close(request.request_id)
+            self._events.append(RequestFailed(request.request_id, error))
+
+    def _ask_for_media(self) -> None:
+        for wanted in self._scheduler.take_media_requests():
+            future = self._media.materialise(wanted.item, wanted.facts)
+            future.add_done_callback(partial(self._media_is_done, wanted.facts.key))
+
+    def _media_is_done(self, key: ItemKey, future: Future[Materialised]) -> None:
+        """Called by a media worker."""
+        self.send(MediaDone(key, future))
+
+    def _media_done(self, done: MediaDone) -> None:
+        error = done.future.exception()
+        if error is None:
+            ready = done.future.result()
+            self._executor.stage(done.key, ready.patches)
+            self._scheduler.media_arrived(done.key, ready.decoded, time.monotonic())
+        else:
+            reason = error if isinstance(error, PrismError) else EngineFault(f"a medium could not be prepared: {error}")
+            self._scheduler.media_failed(done.key, reason)
+
+    def _end_late_requests(self) -> None:
+        now_s = time.monotonic()
+        if now_s >= self._next_deadline_check_s:
+            self._next_deadline_check_s = now_s + DEADLINE_CHECK_S
+            for sequence in self._answers.past_deadline(now_s):
+                self._scheduler.end(sequence, "deadline")
+
+    def _hand_over(self) -> None:
+        """All events of this turn, at once."""
+        self._events += self._answers.take_events(time.monotonic())
+        changed = self._cache_changes()
+        if changed is not None:
+            self._events.append(changed)
+        self.stats = self._snapshot()
+        if self._events:
+            events, self._events = self._events, []
+            self._on_events(events)
+
+    def _cache_changes(self) -> CacheChanged | None:
+        added, evicted = self._scheduler.kv.index.take_events()
+        completed, dropped = self._scheduler.take_feature_changes()
+        if not (added or evicted or completed or dropped):
+            return None
+        return CacheChanged(
+            added, evicted, tuple(key.content_id for key in completed), tuple(key.content_id for key in dropped)
+        )
+
+    def _snapshot(self) -> EngineStats:
+        scheduler, kv = self._scheduler, self._scheduler.kv
+        return EngineStats(
+            running_now=len(scheduler.running),
+            waiting_now=len(scheduler.waiting) + len(scheduler.parked),
+            total_pages=kv.pool.num_pages,
+            free_pages_now=kv.pool.num_free + kv.pool.num_retired,
+            evictable_pages_now=kv.index.num_evictable,
+            page_tokens=kv.page_tokens,
+            host_slots_total=kv.host.num_pages,
+            host_slots_used_now=kv.host.num_pages - kv.host.num_free,
+            feature_bytes_now=scheduler.features.used_bytes,
+            feature_bytes_capacity=scheduler.features.capacity_bytes,
+            steps=scheduler.counters["steps"],
+            counters=dict(scheduler.counters),
+        )
+
+    def _die(self, fault: EngineFault, is_fault: bool = True) -> None:
+        """Everyone who waits gets a last event."""
+        if is_fault:
+            self.fault = fault
+        while not self._inbox.empty():
+            command = self._inbox.get()
+            if isinstance(command, Submit):
+                self._events.append(RequestFailed(command.request.request_id, fault))
+        self._events += self._answers.fail_all(fault)
+        if self._events:
+            self._on_events(self._events)
