@@ -76,6 +76,8 @@ class Sizes:
     max_step_tokens: int = 16
     depth: int = 1
     prefix_cache: bool = True
+    overcommit: bool = False
+    """Admission promises pages that are not there: what else keeps the engine moving has to do it alone."""
 
     @classmethod
     def draw(cls, rng: random.Random) -> Sizes:
@@ -89,6 +91,7 @@ class Sizes:
             max_step_tokens=rng.choice([5, 8, 16, 64]),
             depth=rng.choice([0, 1, 1]),
             prefix_cache=rng.random() < 0.9,
+            overcommit=rng.random() < 0.2,
         )
 
 
@@ -111,43 +114,71 @@ class SimulatedExecutor:
         self.staged: dict[ItemKey, int] = {}
         self.features: set[ItemKey] = set()
         self.encodes: Counter[ItemKey] = Counter()
-        self.arriving: dict[int, list[tuple[int, list[tuple[bytes, bytes]]]]] = {}
+        self.queue: deque[StepPlan | ItemKey] = deque()
+        self.launched_tables: dict[int, dict[int, int]] = {}
         self.failing: set[ItemKey] = set()
         self.in_arrival: set[int] = set()
         self.named: deque[tuple[int, set[int]]] = deque()
 
-    def launch(self, plan: StepPlan) -> StepResult:
+    def stage(self, key: ItemKey) -> None:
+        self.queue.append(key)
+
+    def launch(self, plan: StepPlan) -> None:
+        """Takes the plan; like a device it runs it later, after everything that was given to it before."""
         plan.check()
+        self._check_reuse(plan)
+        self.queue.append(plan)
+
+    def complete(self, step: int) -> StepResult:
+        """Runs what is queued up to this step."""
+        while True:
+            work = self.queue.popleft()
+            if isinstance(work, ItemKey):
+                self.staged[work] = 0
+                continue
+            result = self._execute(work)
+            if work.step == step:
+                return result
+
+    def finish_queue(self) -> None:
+        """Idle: what was staged since the last plan arrives, too."""
+        while self.queue:
+            work = self.queue.popleft()
+            assert isinstance(work, ItemKey)
+            self.staged[work] = 0
+
+    def _execute(self, plan: StepPlan) -> StepResult:
         for start in plan.slot_starts:
             self.slots[start.slot] = Slot()
         for page in plan.pages:
             self.slots[page.slot].table[page.index] = page.page
-        self._check_reuse(plan)
-        self._copy(plan)
+        arrivals = self._copy(plan)
         failed = self._encode(plan)
         tokens = self._compute(plan)
-        return StepResult(plan.step, tuple(tokens), (None,) * len(tokens), failed)
-
-    def complete(self, step: int) -> None:
-        for page, rows in self.arriving.pop(step):
+        for page, rows in arrivals:
             self.pages[page] = rows
             self.in_arrival.discard(page)
-        assert self.named.popleft()[0] == step
+        assert self.named.popleft()[0] == plan.step
+        return StepResult(plan.step, tuple(tokens), (None,) * len(tokens), failed)
 
     def _check_reuse(self, plan: StepPlan) -> None:
         """What a launched plan reads or writes is not given to anything else before that plan has completed."""
+        for start in plan.slot_starts:
+            self.launched_tables[start.slot] = {}
+        for page in plan.pages:
+            self.launched_tables[page.slot][page.index] = page.page
         written = {copy.target for copy in plan.row_copies} | {page for _, page in plan.swap_in}
         for _, pages in self.named:
             assert not written & pages, "a page that a launched plan names is overwritten"
         named = written | {copy.source for copy in plan.row_copies} | {page for page, _ in plan.swap_out}
         for rows in plan.sequences:
-            named |= set(self.slots[rows.slot].table.values())
+            named |= set(self.launched_tables[rows.slot].values())
         self.named.append((plan.step, named))
 
-    def _copy(self, plan: StepPlan) -> None:
+    def _copy(self, plan: StepPlan) -> list[tuple[int, list[tuple[bytes, bytes]]]]:
+        """Returns the pages that are being swapped in; nobody may touch them before the step has completed."""
         arrivals = [(page, list(self.host[slot])) for slot, page in plan.swap_in]
         self.rng.shuffle(arrivals)
-        self.arriving[plan.step] = arrivals
         self.in_arrival |= {page for page, _ in arrivals}
         for page, slot in self.rng.sample(plan.swap_out, len(plan.swap_out)):
             assert page not in self.in_arrival, "a page is swapped out while it is swapped in"
@@ -155,6 +186,7 @@ class SimulatedExecutor:
         for copy in self.rng.sample(plan.row_copies, len(plan.row_copies)):
             assert copy.source not in self.in_arrival, "a page is copied while it is swapped in"
             self.pages[copy.target][: copy.rows] = self.pages[copy.source][: copy.rows]
+        return arrivals
 
     def _encode(self, plan: StepPlan) -> dict[ItemKey, BadRequest]:
         failed: dict[ItemKey, BadRequest] = {}
@@ -224,9 +256,11 @@ class World:
             eos_token_ids=frozenset({EOS}),
         )
         self.scheduler = Scheduler(limits, self.kv, self.features, lambda n: n * BYTES_PER_FEATURE, VISION_BLOCKS)
+        if sizes.overcommit:
+            self.scheduler._admission._fits = lambda *_: True  # type: ignore[method-assign]
         self.executor = SimulatedExecutor(sizes, rng)
         self.items = [self.make_item(f"item {i}", rng.randint(1, 5)) for i in range(num_items)]
-        self.results: deque[tuple[StepPlan, StepResult]] = deque()
+        self.launched: deque[StepPlan] = deque()
         self.pending_media: list[ItemKey] = []
         self.requests: dict[str, list[Sequence]] = {}
         self.expected: dict[bytes, list[tuple[bytes, bytes]]] = {}
@@ -236,7 +270,7 @@ class World:
         self.emitted: dict[int, list[int]] = {}
         self.ended: list[Finished] = []
         self.seed = cache_seed(namespace_digest("world", "", "fp8", ""), None)
-        self.next_number = 0
+        self.next_number = self.next_request = 0
         self.num_steps = self.num_moves = 0
 
     # -- requests ----------------------------------------------------------------------------------------------------
@@ -278,7 +312,8 @@ class World:
             boundaries(pages, spans, media_chain_keys(self.seed, chain)),
         )
         params = SamplingParams(max_tokens=max_tokens, n=n, ignore_eos=ignore_eos)
-        name = f"request {self.next_number}"
+        name = f"request {self.next_request}"
+        self.next_request += 1
         return GenerateRequest(name, prompt, tuple(media), params, self.now_s)
 
     def add(self, request: GenerateRequest) -> list[Sequence] | None:
@@ -340,18 +375,19 @@ class World:
         self.pending_media += [request.facts.key for request in self.scheduler.take_media_requests()]
         if plan is not None:
             self.num_steps += 1
-            self.results.append((plan, self.executor.launch(plan)))
+            self.executor.launch(plan)
+            self.launched.append(plan)
         else:
             self._check_nothing_can_be_done()
-        if self.results and (plan is None or len(self.results) > self.sizes.depth):
+        if self.launched and (plan is None or len(self.launched) > self.sizes.depth):
             self.complete()
             return True
         self.check()
         return plan is not None
 
     def complete(self) -> None:
-        plan, result = self.results.popleft()
-        self.executor.complete(plan.step)
+        plan = self.launched.popleft()
+        result = self.executor.complete(plan.step)
         work_ms = plan.num_tokens * 0.3 + len(plan.encode) * 2.0
         computed = {sequence: sequence.num_computed for sequence in self.scheduler.running}
         self.scheduler.complete(replace(result, duration_ms=work_ms, encode_ms=len(plan.encode) * 2.0), self.now_s)
@@ -365,7 +401,7 @@ class World:
         if fails:
             self.scheduler.media_failed(key, BadRequest("the picture is damaged"))
         else:
-            self.executor.staged[key] = 0
+            self.executor.stage(key)
             self.scheduler.media_arrived(key, decoded=True, now_s=self.now_s)
         self._take_outcomes()
         self.check()
@@ -422,7 +458,7 @@ class World:
         ), "an item is encoded more often than 1 + its preemptions"
 
     def _check_nothing_can_be_done(self) -> None:
-        if self.results:
+        if self.launched:
             return
         phases = Counter(sequence.phase for sequence in self.scheduler.running)
         assert not phases[Phase.PREFILL] + phases[Phase.DECODE] + phases[Phase.SWAPPING], f"no step, but {phases}"
@@ -457,9 +493,10 @@ class World:
     def check_idle(self) -> None:
         """Running and waiting are empty, every page is free or evictable, every table of requests is empty."""
         scheduler, pool = self.scheduler, self.kv.pool
-        assert not (scheduler.running or scheduler.waiting or scheduler.parked or self.results)
+        assert not (scheduler.running or scheduler.waiting or scheduler.parked or self.launched)
         assert pool.num_free + self.kv.index.num_evictable == pool.num_pages
         assert scheduler.desk.num_staged == scheduler.desk.num_pending == scheduler.in_flight.num_parked == 0
+        self.executor.finish_queue()
         assert not self.executor.staged or set(self.executor.staged) == set(scheduler.desk.take_dropped())
         assert all(self.final[s.number] == 1 for sequences in self.requests.values() for s in sequences)
         assert all(not self.features.pinned_by(s.number) for sequences in self.requests.values() for s in sequences)

@@ -57,6 +57,8 @@ class MediaDesk:
         for sequence in waiting:
             sequence.wanted.discard(key)
             sequence.holds_staged.add(key)
+        if key in self._dropped:
+            self._dropped.remove(key)  # the drop has not been sent yet; it would hit what has just arrived
         users = self._staged.setdefault(key, set())
         users.update(sequence.number for sequence in waiting)
         if not users:

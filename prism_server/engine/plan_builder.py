@@ -47,6 +47,8 @@ class PlanBuilder:
     """Numbers of the sequences that are in the plan: they cannot be preempted any more."""
     unpins: list[tuple[ItemKey, int]] = field(default_factory=list)
     """Pins that end with this plan; released after it is built, so that nothing in it evicts what it reads."""
+    short_of_pages: bool = False
+    """A running sequence found too few: whoever waits does not get them first."""
     num_tokens: int = 0
     num_decodes: int = 0
 

@@ -50,8 +50,9 @@ class Residency:
         rows = len(nodes) * page_tokens
         if complete and match.tail is not None and self._copy_tail(builder, sequence, match.tail, match.tail_rows):
             rows += match.tail_rows
+            match.tail.named_by_step = builder.step
         index.lock_path(sequence.node)
-        self._let_go(match, builder.step)
+        self._let_go(match)
         sequence.num_planned = sequence.num_computed = sequence.num_published = sequence.num_cached = rows
         sequence.last_step = builder.step
         for boundary in sequence.boundaries:
@@ -62,9 +63,9 @@ class Residency:
         self.kv.index.lock_path(match.nodes[-1] if match.nodes else None)
         self.kv.index.lock_path(match.tail)
 
-    def _let_go(self, match: Match, step: int) -> None:
-        self.kv.index.unlock_path(match.tail, step)
-        self.kv.index.unlock_path(match.nodes[-1] if match.nodes else None, step)
+    def _let_go(self, match: Match) -> None:
+        self.kv.index.unlock_path(match.tail, named_by_step=0)
+        self.kv.index.unlock_path(match.nodes[-1] if match.nodes else None, named_by_step=0)
 
     def _bring_back(self, builder: PlanBuilder, node: CachedPage) -> bool:
         assert node.host_slot is not None

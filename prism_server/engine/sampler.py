@@ -104,7 +104,9 @@ class Sampler:
             device=self._device,
         )
         temperature, top_k, top_p, min_p, where = (part.unsqueeze(1) for part in column.unbind(1))
-        ordered, order = (logits.double() / temperature).sort(dim=-1, descending=True, stable=True)
+        wide = logits.double()
+        scaled = (wide - wide.amax(dim=-1, keepdim=True)) / temperature  # from 0 down: no temperature overflows it
+        ordered, order = scaled.sort(dim=-1, descending=True, stable=True)
         rank = torch.arange(self._vocab_size, device=self._device)
         ordered = ordered.masked_fill(rank >= top_k, -torch.inf)
         probability = ordered.softmax(dim=-1)

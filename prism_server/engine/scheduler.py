@@ -173,7 +173,8 @@ class Scheduler:
         decoding = [sequence for sequence in self.running if sequence.phase is Phase.DECODE]
         budget = self.cost.budget(len(decoding))
         self._plan_running(builder, budget, decoding, now_s)
-        self._admission.admit(builder, budget, now_s)
+        if not builder.short_of_pages:
+            self._admission.admit(builder, budget, now_s)
         if not builder.computes and not self._launched:
             self._break_jam(builder, budget)
         return None if builder.is_empty else self._launch(builder)
@@ -205,6 +206,7 @@ class Scheduler:
             return
         end = min(end, max(self._residency.rows_that_fit(sequence), start + is_oldest))
         if end <= start or not self.try_grow(builder, sequence, end, may_preempt=is_oldest):
+            builder.short_of_pages = True
             sequence.starved = is_oldest
             if not is_oldest:
                 self._prefill.lose_pins(sequence)
@@ -231,6 +233,7 @@ class Scheduler:
     def try_grow(self, builder: PlanBuilder, sequence: Sequence, rows: int, may_preempt: bool) -> bool:
         """Pages for `rows` rows, taken from younger sequences when that is allowed and nothing frees itself soon."""
         while not self._residency.try_grow(builder, sequence, rows):
+            builder.short_of_pages = True
             victim = self._youngest_victim(builder, sequence) if may_preempt else None
             if victim is None or (self._launched and self.kv.is_waiting_for_steps()):
                 return False

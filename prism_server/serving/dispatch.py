@@ -7,9 +7,18 @@ from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from prism_server.engine.messages import CacheChanged, Event, GenerateRequest, RequestFailed, RequestFinished
+from prism_server.engine.messages import (
+    CacheChanged,
+    Event,
+    GenerateRequest,
+    RequestFailed,
+    RequestFinished,
+    SampleFinished,
+    TokenDelta,
+)
 from prism_server.errors import PrismError
 from prism_server.serving.cache_journal import CacheJournal
+from prism_server.serving.http_errors import NotReady
 from prism_server.serving.metrics import Metrics, RequestClock
 
 if TYPE_CHECKING:
@@ -17,7 +26,10 @@ if TYPE_CHECKING:
 
 
 class RequestEvents:
-    """The events of one request, in order. Ends after RequestFinished; raises the error of RequestFailed."""
+    """The events of one request, in order. Ends after RequestFinished; raises the error of RequestFailed.
+
+    A deadline that passes before the first token is an error too: an empty answer would say something else.
+    """
 
     def __init__(self, clock: RequestClock) -> None:
         self._queue: asyncio.Queue[Event] = asyncio.Queue()
@@ -31,10 +43,18 @@ class RequestEvents:
         self._queue.put_nowait(event)
 
     async def __aiter__(self) -> AsyncIterator[Event]:
+        has_token = False
         while True:
             event = await self._queue.get()
-            if isinstance(event, RequestFailed):
-                raise event.error
+            match event:
+                case RequestFailed(error=error):
+                    raise error
+                case TokenDelta():
+                    has_token = True
+                case SampleFinished(reason="deadline") if not has_token:
+                    raise NotReady("the request's deadline passed before its first token", "deadline_exceeded")
+                case _:
+                    pass
             yield event
             if isinstance(event, RequestFinished):
                 return

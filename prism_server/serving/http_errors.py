@@ -18,7 +18,7 @@ NOT_READY_RETRY_AFTER_S = 1
 
 
 class NotReady(EngineFault):
-    """The server is loading, draining or broken: nothing is wrong with the request. HTTP 503 with Retry-After."""
+    """The server is loading, draining, broken or too late: nothing is wrong with the request. HTTP 503, Retry-After."""
 
     def __init__(self, reason: str, code: str) -> None:
         super().__init__(reason)

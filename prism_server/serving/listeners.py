@@ -28,12 +28,13 @@ class _Listener(uvicorn.Server):
 
 
 def bind(host: str, port: int, option: str) -> socket.socket:
-    """A bound TCP socket; port 0 lets the system choose. StartupError names the `option`."""
+    """A listening TCP socket; port 0 lets the system choose. StartupError names the `option`."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     bound = socket.socket(family, socket.SOCK_STREAM)
     bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         bound.bind((host, port))
+        bound.listen(BACKLOG)  # who connects from now on waits for the event loop instead of being refused
     except (OSError, OverflowError) as error:
         bound.close()
         raise StartupError(f"{option}: cannot listen on {host}:{port}: {error}") from error

@@ -26,6 +26,15 @@ MAX_UNKNOWN_FIELDS = 64
 """Names of unknown request fields that get a series of their own; the later ones are counted as `other`."""
 FIELD_NAME = re.compile(r"^[A-Za-z_][A-Za-z0-9_]{0,39}$")
 
+ENGINE_COUNTERS = {
+    "preemptions": "requests put back because pages were short",
+    "parked": "times that a request waited for a prefix that another was computing",
+    "encoded_media_tokens": "tokens made by the vision tower",
+    "swapped_in_pages": "pages brought back from the host",
+    "swapped_out_pages": "pages moved to the host",
+}
+"""Counters of the engine with names of their own, there from the start; all are also `prism_engine_*`."""
+
 TOKEN_TIMES_S = (0.002, 0.005, 0.01, 0.015, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2, 0.5, 1.0, 2.5)
 REQUEST_TIMES_S = (0.005, 0.01, 0.02, 0.04, 0.08, 0.15, 0.3, 0.6, 1.2, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 600.0)
 
@@ -172,6 +181,8 @@ class EngineCollector(Collector):
         for name, text, value in gauges:
             yield GaugeMetricFamily(f"prism_{name}", text, value)
         yield CounterMetricFamily("prism_steps", "engine steps", stats.steps)
+        for name, text in ENGINE_COUNTERS.items():
+            yield CounterMetricFamily(f"prism_{name}", text, stats.counters.get(name, 0))
         for name, count in sorted(stats.counters.items()):
             yield CounterMetricFamily(f"prism_engine_{name}", f"{name.replace('_', ' ')} in the engine", count)
         media = self._engine.media.stats()

@@ -29,17 +29,18 @@ SMALL: dict[str, str] = {
     "http.admin_host": "127.0.0.1",
     "http.admin_port": "0",
 }
+MAIN = "import sys; from prism_server.serving.cli import main; sys.exit(main(sys.argv[1:]))"
 START_TIMEOUT_S = 90.0
 
 
 class ServerProcess:
-    """`prism-serve` on ports of the system's choice. Options are `{"kv.dtype": "bf16"}`."""
+    """`prism-serve` on ports of the system's choice. Options are `{"kv.dtype": "bf16"}`; `prelude` is run before it."""
 
-    def __init__(self, **options: str) -> None:
+    def __init__(self, prelude: str = "", **options: str) -> None:
         arguments = [f"--{name}={value}" for name, value in (SMALL | options).items()]
         self.started_s = time.monotonic()
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "prism_server.serving.cli", *arguments],
+            [sys.executable, "-c", f"{prelude}\n{MAIN}", *arguments],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
@@ -105,9 +106,9 @@ class ServerProcess:
 
 
 @contextmanager
-def serving(**options: str) -> Iterator[ServerProcess]:
+def serving(prelude: str = "", **options: str) -> Iterator[ServerProcess]:
     """A server that is ready."""
-    server = ServerProcess(**options)
+    server = ServerProcess(prelude, **options)
     try:
         yield server.wait_ready()
     finally:
@@ -142,6 +143,12 @@ def noise(seed: int, width: int = 96, height: int = 96) -> bytes:
     """A picture that no other seed gives."""
     rng = np.random.default_rng(seed)
     return encoded(Image.fromarray(rng.integers(0, 256, (height, width, 3), dtype=np.uint8)))
+
+
+def big_picture(shade: int) -> bytes:
+    """4K, cheap to make and to send, dear to decode."""
+    ramp = Image.linear_gradient("L").resize((3840, 2160))
+    return encoded(ramp.point(lambda level: (level + shade) % 256).convert("RGB"), "JPEG")
 
 
 def data_url(data: bytes, media_type: str = "image/png") -> str:

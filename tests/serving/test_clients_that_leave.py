@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 import pytest
-from serving_support import ServerProcess, chat_body, eventually, image_part, noise, serving
+from serving_support import ServerProcess, big_picture, chat_body, eventually, image_part, noise, serving
 
 SLACK_S = 10.0
 LONG = 3000
@@ -84,18 +84,21 @@ def test_queued(own_server: ServerProcess, stream: bool) -> None:
 
 
 def test_prefilling(own_server: ServerProcess) -> None:
-    body = chat_body("word " * 6000, max_tokens=4, stream=True)  # more than a hundred steps of 64 tokens
-    before = own_server.metrics()["prism_steps_total"]
+    before = own_server.metrics()
+    body = chat_body("word " * 2000, max_tokens=4, stream=True)  # some hundred steps of 64 tokens
     client = Client(own_server, body).send()
-    eventually(lambda: own_server.live_pages() > 0 and own_server.metrics()["prism_steps_total"] > before, SLACK_S)
+    prefilled = "prism_engine_prefilled_tokens_total"
+    eventually(lambda: own_server.metrics()[prefilled] > before[prefilled], SLACK_S, every_s=0.005)
     client.leave()
     eventually(own_server.is_idle, SLACK_S)
+    generated = "prism_engine_generated_tokens_total"
+    assert own_server.metrics()[generated] == before[generated]
 
 
 def test_preparing(own_server: ServerProcess) -> None:
-    pictures = [image_part(noise(100 + i, 1500, 1500)) for i in range(8)]
-    clients = [Client(own_server, chat_body(*pictures, f"question {i}", max_tokens=LONG)).send() for i in range(4)]
-    eventually(lambda: own_server.capacity()["inside"] > 0, SLACK_S, every_s=0.001)
+    pictures = [image_part(big_picture(shade)) for shade in range(0, 240, 30)]
+    clients = [Client(own_server, chat_body(*pictures, f"question {i}", max_tokens=LONG)).send() for i in range(2)]
+    eventually(lambda: own_server.metrics()["prism_media_cache_in_flight"] > 0, SLACK_S, every_s=0.005)
     for client in clients:
         client.leave()
     eventually(own_server.is_idle, SLACK_S)

@@ -2,24 +2,19 @@
 
 from __future__ import annotations
 
+import re
 import statistics
 import threading
 import time
 from collections import Counter
+from pathlib import Path
 
 import httpx
 import pytest
-from PIL import Image
-from serving_support import ServerProcess, chat_body, encoded, eventually, image_part, noise, serving, sse_events
+from serving_support import ServerProcess, big_picture, chat_body, eventually, image_part, noise, serving, sse_events
 
 LIVEZ_P99_S = 0.1
 SLACK = 10
-
-
-def big_picture(shade: int) -> bytes:
-    """4K, cheap to make and to send, dear to decode."""
-    ramp = Image.linear_gradient("L").resize((3840, 2160))
-    return encoded(ramp.point(lambda level: (level + shade) % 256).convert("RGB"), "JPEG")
 
 
 def test_livez_answers_while_sixteen_4k_pictures_are_being_decoded_and_64_streams_run() -> None:
@@ -29,31 +24,35 @@ def test_livez_answers_while_sixteen_4k_pictures_are_being_decoded_and_64_stream
         stop = threading.Event()
 
         def stream() -> None:
-            body = chat_body("Hello", max_tokens=2000, ignore_eos=True, stream=True)
-            with httpx.stream("POST", f"{server.api}/v1/chat/completions", json=body, timeout=None) as response:
+            body = chat_body("Hello", max_tokens=3000, ignore_eos=True, stream=True)
+            with httpx.stream("POST", f"{server.api}/v1/chat/completions", json=body, timeout=120) as response:
                 for _ in sse_events(response):
                     if stop.is_set():
                         return
 
         def decode(picture: object) -> None:
-            server.post("/v1/chat/completions", chat_body(picture, "What is it?", max_tokens=1), timeout=None)
+            body = chat_body(picture, "What is it?", max_tokens=1)
+            assert httpx.post(f"{server.api}/v1/chat/completions", json=body, timeout=120).status_code == 200
 
-        streams = [threading.Thread(target=stream, daemon=True) for _ in range(64)]
+        streams = [threading.Thread(target=stream) for _ in range(64)]
+        decodes = [threading.Thread(target=decode, args=(picture,)) for picture in pictures]
         for thread in streams:
             thread.start()
         eventually(lambda: server.capacity()["running"] == 64, 120)
-        decodes = [threading.Thread(target=decode, args=(picture,), daemon=True) for picture in pictures]
         for thread in decodes:
             thread.start()
-        waits_s = []
+        waits_s: list[float] = []
         with httpx.Client(timeout=60) as health:
-            for _ in range(60):
+            while any(thread.is_alive() for thread in decodes) or len(waits_s) < 20:
                 asked_s = time.monotonic()
                 assert health.get(f"{server.api}/livez").status_code == 200
                 waits_s.append(time.monotonic() - asked_s)
                 time.sleep(0.02)
-        assert server.metrics()["prism_media_cache_prepared_total"] > 0
+        assert server.metrics()["prism_media_cache_prepared_total"] == 16
+        assert server.capacity()["running"] == 64
         stop.set()
+        for thread in streams:
+            thread.join()
     assert statistics.quantiles(waits_s, n=100)[98] < LIVEZ_P99_S * SLACK
 
 
@@ -98,8 +97,25 @@ def test_32_parallel_identical_requests_at_temperature_0_equal_the_serial_answer
     assert sum(answer["prism"]["decoded_items"] for answer in answers) == 1
 
 
-@pytest.mark.timeout(280)
-def test_after_many_different_pictures_nothing_is_left_behind(server: ServerProcess) -> None:
-    for i in range(30):
-        assert server.chat(image_part(noise(5000 + i, 64, 64)), "What?", max_tokens=1).status_code == 200
-    eventually(server.is_idle, 10)
+def resident_bytes(server: ServerProcess) -> int:
+    status = Path(f"/proc/{server.process.pid}/status").read_text()
+    return int(re.search(r"VmRSS:\s+(\d+) kB", status)[1]) << 10
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="resident memory is read from /proc")
+def test_2000_different_pictures_leave_memory_flat_after_warm_up() -> None:
+    """The second thousand are 12 MB encoded and as much decoded; keeping either would show."""
+    options = {"media.cache_bytes": str(1 << 20), "engine.feature_cache_bytes": str(4 << 20)}
+
+    def show(first: int) -> None:
+        pictures = [image_part(noise(first + i, 64, 64)) for i in range(8)]
+        assert server.chat(*pictures, "What?", max_tokens=1).status_code == 200
+
+    with serving(**options) as server:
+        for first in range(0, 1000, 8):
+            show(first)
+        warm = resident_bytes(server)
+        for first in range(1000, 2000, 8):
+            show(first)
+        assert resident_bytes(server) - warm < 6 << 20
+        eventually(server.is_idle, 10)

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import itertools
+import random
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import pytest
-from serving_support import ServerProcess, image_part, noise, serving
+from serving_support import ServerProcess, encoded, image_part, noise, serving
+
+from prism_server.demo_model import LAYOUT_BY_NAME, draw_sample
 
 TOKENS_A_PICTURE = 9  # 96 x 96 pixels
 FRESH = itertools.count(1000)
+
+LIMITS: list[dict[str, int]] = [{}, {"max_pixels": 64 * 64}]
 
 COUNTERS = {
     "decoded": "prism_decoded_items_total",
@@ -81,6 +86,27 @@ def test_one_new_picture_costs_itself_and_the_prefill_of_what_follows_it(own_ser
 def test_the_same_picture_twice_in_one_prompt_is_prepared_once(own_server: ServerProcess) -> None:
     picture = noise(next(FRESH))
     assert ask(own_server, [picture, picture], "Same?") == Costs(1, 1, 2 * TOKENS_A_PICTURE, 0)
+
+
+def test_same_prompt_same_size_other_picture_asked_a_b_a(own_server: ServerProcess) -> None:
+    """Answers differ, B is no hit, the second A is."""
+
+    def shown(seed: int) -> bytes:
+        return encoded(draw_sample(random.Random(seed), LAYOUT_BY_NAME["scene-96"]).pictures[0])
+
+    def ask(picture: bytes) -> dict[str, Any]:
+        return own_server.chat(image_part(picture), "Describe the picture.", max_tokens=40).json()
+
+    a, b, again = ask(shown(1)), ask(shown(2)), ask(shown(1))
+    assert a["choices"] == again["choices"] != b["choices"]
+    assert [answer["prism"]["cached_media_tokens"] for answer in (a, b, again)] == [0, 0, TOKENS_A_PICTURE]
+
+
+def test_the_same_bytes_under_two_pixel_limits_are_two_items(own_server: ServerProcess) -> None:
+    picture = noise(next(FRESH), 128, 128)
+    costs = [own_server.chat(image_part(picture, **limit), "What is it?", max_tokens=1).json() for limit in LIMITS]
+    assert [cost["prism"]["prefilled_media_tokens"] for cost in costs] == [16, 4]
+    assert [cost["prism"]["decoded_items"] for cost in costs] == [1, 1]
 
 
 def test_another_salt_shares_no_kv(own_server: ServerProcess) -> None:

@@ -19,7 +19,7 @@ from serving_support import ServerProcess, chat_body, eventually, serving, sse_e
 
 from prism_server.demo_model import checkpoint_dir
 
-STREAM = chat_body("Hello", max_tokens=400, ignore_eos=True, stream=True)
+STREAM = chat_body("Hello", max_tokens=200, ignore_eos=True, stream=True)
 
 
 @pytest.fixture
@@ -97,6 +97,36 @@ def test_streams_that_outlast_the_drain_end_in_an_error_event() -> None:
         assert last["error"]["code"] == "shutting_down"
         assert done == "[DONE]"
         assert server.wait_exit() == 0
+
+
+def test_a_fault_of_the_engine_ends_the_process_at_once_and_says_why() -> None:
+    """The device breaks at the thirtieth step: streams get an error event, the exit code is 1."""
+    prelude = """
+from prism_server.engine import runner
+launch, steps = runner.Runner.launch, iter(range(30))
+def breaking_launch(self, plan):
+    if next(steps, None) is None:
+        raise RuntimeError("the device is lost")
+    return launch(self, plan)
+runner.Runner.launch = breaking_launch
+"""
+    with serving(prelude) as server:
+        *_, last, done = Stream(server).finish()
+        assert "the device is lost" in last["error"]["message"]
+        assert done == "[DONE]"
+        assert server.wait_exit(10) == 1
+        assert any("prism-serve: fault:" in line and "the device is lost" in line for line in server.stderr)
+
+
+def test_a_deadline_ends_an_answer_with_what_there_is_and_refuses_what_never_began() -> None:
+    options = {"http.request_timeout_s": "1", "engine.max_running_sequences": "4", "engine.max_step_tokens": "8"}
+    with serving(**options) as server:
+        *_, last, done = Stream(server, STREAM | {"max_tokens": 7000}).finish()
+        assert (last["choices"][0]["finish_reason"], last["choices"][0]["stop_reason"]) == ("length", "deadline")
+        assert done == "[DONE]"
+        late = server.chat("word " * 2500)  # some thousand steps of prefill
+        assert (late.status_code, late.json()["error"]["code"]) == (503, "deadline_exceeded")
+        eventually(server.is_idle, 10)
 
 
 def test_a_body_above_the_cap_is_413_with_and_without_a_declared_length() -> None:

@@ -1,0 +1,1 @@
+"""The load generator, its reports and the demo: clients of a real server over HTTP."""

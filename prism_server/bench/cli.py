@@ -1,0 +1,143 @@
+"""`prism-bench`: measurements of a server, each a subcommand."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from prism_server.bench.accuracy import DEFAULT_VARIANTS, VARIANTS, AccuracyPlan, measure, report
+from prism_server.bench.client import AnswerFailed
+from prism_server.bench.draw import draw_to
+from prism_server.bench.questions import PICTURE_LAYOUTS
+from prism_server.bench.report import write_json
+from prism_server.cli_support import ArgumentParser, console_script
+from prism_server.errors import StartupError
+
+FAILED_EXIT_CODE = 1
+
+EPILOG = """commands:
+  accuracy   ask the bundled model through real servers and count right answers
+  draw       write pictures of the kind that the bundled model reads, with questions
+
+examples:
+  prism-bench accuracy                                   a server of each default variant, one after the other
+  prism-bench accuracy --reference --json accuracy.json  the same, beside Hugging Face's answers, kept in a file
+  prism-bench accuracy --base-url http://localhost:8000  a server that runs already
+  prism-bench draw pages-8 pages                         eight invoice pages as PNG files
+
+prism-bench COMMAND --help has the options.
+exit code: 0; 1 when runs differ by more than a point or a request failed; 2 when an argument is wrong"""
+
+ACCURACY = """Ask the bundled model questions about pictures of all its layouts, through HTTP, and count the
+answers that are right to the character, for servers that must not differ. Exit code 1 if two of them, or one of them
+and the reference, lie more than one percentage point apart."""
+
+
+@console_script("prism-bench")
+def main(argv: Sequence[str]) -> int:
+    commands: dict[str, Callable[[Sequence[str]], int]] = {"accuracy": run_accuracy, "draw": run_draw}
+    if not argv or argv[0] not in commands:
+        parser = ArgumentParser("prism-bench", "Measure a Prism server through HTTP.", EPILOG)
+        parser.add_argument("command", choices=commands, metavar="COMMAND")
+        parser.parse_args(argv)  # explains, or says what is wrong
+    try:
+        return commands[argv[0]](argv[1:])
+    except* AnswerFailed as failed:
+        print(f"prism-bench: {failed.exceptions[0]}", file=sys.stderr)
+    return FAILED_EXIT_CODE
+
+
+def run_accuracy(argv: Sequence[str]) -> int:
+    arguments = _accuracy_parser().parse_strictly(argv)
+    plan = AccuracyPlan(
+        num_questions=arguments.questions,
+        seed=arguments.seed,
+        num_clients=arguments.clients,
+        variants=arguments.variant or DEFAULT_VARIANTS,
+        with_reference=arguments.reference,
+        base_url=arguments.base_url,
+        api_key=_first_line(arguments.api_key_file) if arguments.api_key_file else None,
+        server_options=dict(arguments.set),
+    )
+    scores = measure(plan)
+    print(scores.tables())
+    if arguments.json:
+        write_json(arguments.json, report(plan, scores))
+    disagreements = scores.disagreements()
+    for line in disagreements:
+        print(f"prism-bench: {line}", file=sys.stderr)
+    return FAILED_EXIT_CODE if disagreements else 0
+
+
+def run_draw(argv: Sequence[str]) -> int:
+    parser = ArgumentParser("prism-bench draw", "Write the pictures of a layout, and questions with their answers.")
+    layouts = {layout.name: layout for layout in PICTURE_LAYOUTS}
+    parser.add_argument("layout", choices=layouts, metavar="LAYOUT", help=", ".join(layouts))
+    parser.add_argument("directory", type=Path, metavar="DIRECTORY", help="is made if it is not there")
+    parser.add_argument("--seed", type=int, default=0, metavar="N", help="other seeds give other pictures [default: 0]")
+    arguments = parser.parse_strictly(argv)
+    for path in draw_to(arguments.directory, layouts[arguments.layout], arguments.seed):
+        print(path)
+    return 0
+
+
+def _accuracy_parser() -> ArgumentParser:
+    default = AccuracyPlan()
+    parser = ArgumentParser("prism-bench accuracy", ACCURACY)
+    parser.add_argument(
+        "--questions", type=_positive, default=default.num_questions, metavar="N", help="[default: %(default)s]"
+    )
+    parser.add_argument("--seed", type=int, default=default.seed, metavar="N", help="[default: %(default)s]")
+    parser.add_argument(
+        "--clients",
+        type=_positive,
+        default=default.num_clients,
+        metavar="N",
+        help="questions under way at once [default: %(default)s]",
+    )
+    parser.add_argument(
+        "--variant",
+        action="append",
+        choices=VARIANTS,
+        metavar="NAME",
+        help=f"repeatable; one of {', '.join(VARIANTS)} [default: {', '.join(DEFAULT_VARIANTS)}]",
+    )
+    parser.add_argument("--reference", action="store_true", help="ask Hugging Face's generate() too")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="keep the counts and the wrong answers")
+    parser.add_argument("--base-url", metavar="URL", help="ask this server instead; it must serve the bundled model")
+    parser.add_argument("--api-key-file", type=Path, metavar="FILE", help="with the key for --base-url")
+    parser.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        type=_option,
+        metavar="GROUP.OPTION=VALUE",
+        help="an option of prism-serve for every server that is started; repeatable",
+    )
+    return parser
+
+
+def _positive(text: str) -> int:
+    if not (text.isascii() and text.isdigit() and int(text) > 0):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a positive number")
+    return int(text)
+
+
+def _option(text: str) -> tuple[str, str]:
+    name, equals, value = text.partition("=")
+    if not equals or "." not in name:
+        raise argparse.ArgumentTypeError(f"{text!r} must look like kv.page_tokens=16")
+    return name, value
+
+
+def _first_line(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8").split("\n")[0].strip()
+    except OSError as error:
+        raise StartupError(f"--api-key-file {path}: cannot be read: {error.strerror}") from None
+
+
+if __name__ == "__main__":
+    sys.exit(main(None))

@@ -1,0 +1,170 @@
+"""INVARIANTS, sections B and C: progress, encoder and preparation. Each test is named by its sentence."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from simulation import Sizes, World
+from test_invariants_of_pages import ask, make_world, settle
+
+from prism_server.engine.sequence import Phase, Sequence
+from prism_server.errors import BadRequest
+
+
+def step_with_media(world: World) -> None:
+    while world.pending_media:
+        world.media_arrives(0)
+    world.step()
+
+
+def test_if_there_is_work_a_step_computes_a_token_or_an_encoder_item_or_refuses_with_a_reason() -> None:
+    for num_pages in range(1, 9):
+        for seed in range(20):
+            rng = random.Random(seed)
+            world = World(Sizes(num_pages=num_pages, page_tokens=2, feature_tokens=5, depth=0), rng)
+            for _ in range(6):
+                world.add(world.make_request(["ab" * rng.randint(1, 3), rng.randrange(3), "c"], rng.randint(1, 4)))
+            world.drain()  # fails when a step finds nothing to do although there is work
+
+
+def test_a_request_larger_than_the_pool_the_context_or_the_encoder_budget_is_refused_at_admission() -> None:
+    world = make_world(items=(9,), num_pages=4, page_tokens=3, feature_tokens=8)
+    impossible: list[tuple[list[int | str], tuple[str, str]]] = [
+        (["a" * 13], ("13 tokens", "4 pages")),
+        (["a" * 64], ("64 tokens", "64")),
+        (["a", 0], ("90 bytes", "80 bytes")),
+    ]
+    for parts, figures in impossible:
+        request = world.make_request(parts)
+        with pytest.raises(BadRequest) as refused:
+            world.scheduler.add([Sequence(999, request, 0, 0, 4)])
+        assert refused.value.param == "messages"
+        assert all(figure in refused.value.reason for figure in figures), refused.value.reason
+    assert not world.scheduler.has_work
+
+
+def test_a_full_pool_with_an_unfinished_prefill_and_no_appendable_decoder_continues_the_prefill() -> None:
+    world = make_world(num_pages=6, page_tokens=2, chunk_tokens=2, depth=0, max_running=3)
+    (oldest,) = world.add(world.make_request(["abcabcabc"], max_tokens=2, ignore_eos=True)) or []
+    world.step()
+    others = [(world.add(world.make_request([text], 6, ignore_eos=True)) or [])[0] for text in ("d", "e")]
+    while oldest.phase is Phase.PREFILL:
+        before = oldest.num_planned
+        world.step()
+        world.step()  # the first of two may find every younger one already in its plan
+        assert oldest.num_planned > before
+    settle(world)
+    assert all(other.phase is Phase.FINISHED for other in others)
+
+
+def test_waiting_requests_hold_no_encoder_output() -> None:
+    world = make_world(items=(4, 4, 4), num_pages=5, page_tokens=3, feature_tokens=4, max_running=4)
+    for number in range(3):
+        world.add(world.make_request(["a" * (number + 1), number, "b"], max_tokens=3, ignore_eos=True))
+    while world.scheduler.has_work:
+        step_with_media(world)  # `check` looks at the pins of everyone who waits
+    assert world.scheduler.counters["encoded_items"] >= 3
+
+
+def test_an_encoder_cache_of_one_item_still_serves_interleaved_requests_of_two_with_preemption_in_the_middle() -> None:
+    preempted = 0
+    for seed in range(40):
+        rng = random.Random(seed)
+        sizes = Sizes(num_pages=9, page_tokens=2, feature_tokens=4, chunk_tokens=rng.choice([0, 1, 3]), max_running=3)
+        world = World(sizes, rng)
+        world.items = [world.make_item(f"item {number}", 4) for number in range(6)]
+        sequences = []
+        for number in range(3):
+            parts: list[int | str] = ["a" * (number + 1), 2 * number, "b", 2 * number + 1, "c"]
+            added = world.add(world.make_request(parts, max_tokens=2, ignore_eos=True))
+            assert added is not None, "the pool of the least size holds each of them"
+            sequences += added
+        for _ in range(rng.randint(0, 12)):
+            step_with_media(world)
+        running = [sequence for sequence in world.scheduler.running if sequence.phase is Phase.PREFILL]
+        if running:
+            world.scheduler.preempt(running[-1])
+            preempted += 1
+        world.drain()
+        assert all(sequence.phase is Phase.FINISHED for sequence in sequences)
+        for sequence in sequences:
+            assert sequence.encoded_items <= 2 * (1 + sequence.preemptions + sequence.lost_pins)
+    assert preempted > 10
+
+
+def test_a_cancelled_prefill_gives_its_pages_back_once_emits_one_final_event_and_costs_its_mates_no_token() -> None:
+    for moment in range(12):
+        world = make_world(page_tokens=2, chunk_tokens=2, max_running=4, depth=1)
+        mate = world.make_request(["abcab"], max_tokens=10, ignore_eos=True)
+        world.add(mate)
+        victim = world.make_request(["de", 0, "abcabc", 1, "abc"], max_tokens=4)
+        (sequence,) = world.add(victim) or []
+        for _ in range(moment):
+            step_with_media(world)
+        world.cancel(victim.request_id)
+        world.cancel(victim.request_id)
+        settle(world)
+        assert world.final[sequence.number] == 1
+        assert world.emitted[world.requests[mate.request_id][0].number] == world.oracle[mate.request_id]
+        world.check_idle()
+
+
+def test_after_any_load_everything_is_empty_and_every_page_is_free_or_evictable() -> None:
+    world, rng = make_world(num_pages=10, page_tokens=3, host_slots=4), random.Random(8)
+    sizes = []
+    for _ in range(6):
+        for _ in range(40):
+            if len(world.live_requests()) < 8:
+                world.add(world.make_request([rng.choice("abcde"), rng.randrange(3), rng.choice("abc") * 3], 4, n=2))
+            if rng.random() < 0.1 and world.live_requests():
+                world.cancel(rng.choice(world.live_requests()))
+            step_with_media(world)
+        world.drain()
+        scheduler = world.scheduler
+        held = (scheduler.running, scheduler.waiting, scheduler.parked, scheduler.in_flight._leaders)
+        assert not any(held)
+        sizes.append(len(scheduler.desk._pending) + len(scheduler.desk._staged) + len(world.executor.features))
+    assert max(sizes) <= len(world.items), "something grows with the number of requests served"
+
+
+def test_the_encoder_never_runs_before_admission() -> None:
+    world = make_world(num_pages=6, page_tokens=2, max_running=1)
+    world.add(world.make_request(["abc"], max_tokens=6, ignore_eos=True))
+    (waiting,) = world.add(world.make_request(["de", 0, "a"], max_tokens=1)) or []
+    while waiting.phase is Phase.WAITING:
+        step_with_media(world)
+        if waiting.phase is Phase.WAITING:
+            assert not world.executor.encodes
+            assert not world.scheduler.counters["decoded_items"]
+    settle(world)
+    assert sum(world.executor.encodes.values()) == 1
+
+
+def test_a_refused_request_leaves_its_counters_unchanged() -> None:
+    world = make_world(num_pages=4, page_tokens=2)
+    ask(world, ["abc"], max_tokens=1)
+    before = dict(world.scheduler.counters)
+    assert world.add(world.make_request(["a" * 20])) is None  # `add` compares the counters, too
+    assert dict(world.scheduler.counters) == before
+
+
+def test_an_item_that_is_shown_twice_in_one_prompt_is_prepared_and_encoded_once() -> None:
+    world = make_world(page_tokens=3)
+    sequence = ask(world, ["ab", 0, "c", 0, "ab"])
+    assert (sequence.decoded_items, sequence.encoded_items, sequence.prefilled_media_tokens) == (1, 1, 8)
+
+
+def test_a_hot_suffix_is_packed_into_a_step_before_a_cold_chunk_and_nobody_starves() -> None:
+    world = make_world(items=(4,), num_pages=64, page_tokens=4, max_running=8, chunk_tokens=4, max_step_tokens=8)
+    ask(world, ["ab", 0, "c"])
+    (cold,) = world.add(world.make_request(["e" * 40], max_tokens=1, ignore_eos=True)) or []
+    world.step()
+    (hot,) = world.add(world.make_request(["ab", 0, "d"], max_tokens=1, ignore_eos=True)) or []
+    while hot.phase is not Phase.FINISHED:
+        world.step()
+    assert cold.phase is Phase.PREFILL, "the hot one did not wait for the cold one"
+    while cold.phase is not Phase.FINISHED:  # hot ones keep coming; after the ageing time the cold one goes first
+        world.add(world.make_request(["ab", 0, "d" * 3], max_tokens=1))
+        step_with_media(world)
+        assert world.num_steps < 2000

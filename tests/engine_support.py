@@ -1,0 +1,222 @@
+"""Engines for tests: built from settings by dotted names, and driven as serving drives them."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from prism_server.capacity.page_layout import PageLayout
+from prism_server.engine.engine import Engine
+from prism_server.engine.messages import (
+    Accepted,
+    CacheChanged,
+    Event,
+    GenerateRequest,
+    RequestFailed,
+    RequestFinished,
+    SampleFinished,
+    SamplingParams,
+    TokenDelta,
+    TokenLogprob,
+    Usage,
+)
+from prism_server.errors import PrismError
+from prism_server.media.item import MediaItem
+from prism_server.model.config import ModelConfig
+from prism_server.prompt.encoded import EncodedPrompt
+from prism_server.prompt.messages import MediaContent, Message, TextContent
+from prism_server.settings import ServerSettings
+
+Parts = Sequence[str | bytes]
+"""A user's message: text, and encoded pictures among it."""
+PATIENCE_S = 120.0
+PAGE_TOKENS = 16
+"""Small pages, so that short prompts cross several of them."""
+
+
+@dataclass
+class Reply:
+    """What came back for one request, by sample."""
+
+    request_id: str
+    prompt: EncodedPrompt
+    samples: dict[int, list[int]] = field(default_factory=dict)
+    texts: dict[int, str] = field(default_factory=dict)
+    logprobs: list[TokenLogprob] = field(default_factory=list)
+    """Of sample 0."""
+    finishes: dict[int, SampleFinished] = field(default_factory=dict)
+    accepted: Accepted | None = None
+    ends: list[RequestFinished | RequestFailed] = field(default_factory=list)
+    """Exactly one in the end."""
+    _changed: threading.Condition = field(default_factory=threading.Condition, repr=False)
+
+    def take(self, event: Event) -> None:
+        """Called on the owner's thread."""
+        with self._changed:
+            match event:
+                case TokenDelta():
+                    self.samples.setdefault(event.sample, []).extend(event.token_ids)
+                    self.texts[event.sample] = self.texts.get(event.sample, "") + event.text
+                    if event.sample == 0:
+                        self.logprobs += event.logprobs
+                case SampleFinished():
+                    self.finishes[event.sample] = event
+                case Accepted():
+                    self.accepted = event
+                case RequestFinished() | RequestFailed():
+                    self.ends.append(event)
+            self._changed.notify_all()
+
+    def wait(self) -> Reply:
+        """Until the last event."""
+        return self.wait_for_tokens(None)
+
+    def wait_for_tokens(self, count: int | None) -> Reply:
+        """Until sample 0 has `count` tokens, or the request has ended."""
+
+        def there() -> bool:
+            return bool(self.ends) or (count is not None and len(self.tokens) >= count)
+
+        with self._changed:
+            if not self._changed.wait_for(there, PATIENCE_S):
+                raise TimeoutError(f"request {self.request_id} has {self.tokens} after {PATIENCE_S} s")
+        return self
+
+    @property
+    def tokens(self) -> list[int]:
+        return self.samples.get(0, [])
+
+    @property
+    def text(self) -> str:
+        return self.texts.get(0, "")
+
+    @property
+    def reason(self) -> str:
+        return self.finishes[0].reason
+
+    @property
+    def usage(self) -> Usage:
+        (end,) = self.ends
+        if isinstance(end, RequestFailed):
+            raise end.error
+        return end.usage
+
+    @property
+    def error(self) -> PrismError | None:
+        (end,) = self.ends
+        return end.error if isinstance(end, RequestFailed) else None
+
+
+class Driver:
+    """A started engine and the replies of its requests."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.engine = engine
+        self.changes: list[CacheChanged] = []
+        self._replies: dict[str, Reply] = {}
+        self._numbers = itertools.count()
+        engine.start(self._take)
+
+    def _take(self, events: Sequence[Event]) -> None:
+        for event in events:
+            if isinstance(event, CacheChanged):
+                self.changes.append(event)
+            else:
+                self._replies[event.request_id].take(event)
+
+    def prompt(self, parts: Parts) -> tuple[EncodedPrompt, tuple[MediaItem, ...]]:
+        """Described, rendered and keyed, as before any request."""
+        items = tuple(MediaItem("image", part) for part in parts if isinstance(part, bytes))
+        indices = itertools.count()
+        contents = [
+            MediaContent(next(indices), "image") if isinstance(part, bytes) else TextContent(part) for part in parts
+        ]
+        facts = [self.engine.media.describe(item) for item in items]
+        return self.engine.prompts.encode_chat([Message("user", tuple(contents))], facts, items), items
+
+    def submit(self, parts: Parts, max_tokens: int = 12, deadline_s: float | None = None, **params: Any) -> Reply:
+        """Send a request; `deadline_s` is counted from now."""
+        prompt, media = self.prompt(parts)
+        reply = Reply(f"request-{next(self._numbers)}", prompt)
+        self._replies[reply.request_id] = reply
+        now_s = time.monotonic()
+        deadline_s = None if deadline_s is None else now_s + deadline_s
+        sampling = SamplingParams(max_tokens, **params)
+        self.engine.submit(GenerateRequest(reply.request_id, prompt, media, sampling, now_s, deadline_s))
+        return reply
+
+    def ask(self, parts: Parts, max_tokens: int = 12, **params: Any) -> Reply:
+        return self.submit(parts, max_tokens, **params).wait()
+
+    def ask_all(self, prompts: Sequence[Parts], max_tokens: int = 12, **params: Any) -> list[Reply]:
+        """All at once."""
+        replies = [self.submit(parts, max_tokens, **params) for parts in prompts]
+        return [reply.wait() for reply in replies]
+
+    def counters(self) -> dict[str, int]:
+        """When nothing runs any more."""
+        self.settle()
+        return self.engine.stats().counters
+
+    def settle(self) -> None:
+        """Until nothing runs or waits: the last event of a request precedes the snapshot of its step."""
+        end_s = time.monotonic() + PATIENCE_S
+        while self.engine.fault is None and not self._is_idle():
+            if time.monotonic() > end_s:
+                raise TimeoutError(f"not idle: {self.engine.stats()}")
+            time.sleep(0.002)
+
+    def _is_idle(self) -> bool:
+        stats = self.engine.stats()
+        return stats.running_now == stats.waiting_now == 0 and all(reply.ends for reply in self._replies.values())
+
+
+def settings_with(**dotted: Any) -> ServerSettings:
+    """`settings_with(kv__dtype="fp32")`: two underscores stand for the dot. One thread, FP32 pages of 16 rows."""
+    values = {"model__threads": 1, "kv__dtype": "fp32", "kv__page_tokens": PAGE_TOKENS, **dotted}
+    groups: dict[str, dict[str, Any]] = {}
+    for name, value in values.items():
+        group, option = name.split("__")
+        groups.setdefault(group, {})[option] = value
+    return ServerSettings.model_validate(groups)
+
+
+def pool_bytes(num_pages: int, **dotted: Any) -> int:
+    """`kv.memory_bytes` of a pool of so many pages, for the same settings."""
+    return num_pages * page_layout(settings_with(**dotted)).page_bytes
+
+
+def page_layout(settings: ServerSettings) -> PageLayout:
+    config = ModelConfig.from_dir(settings.model.directory)
+    return config.page_layout(settings.kv.page_tokens, settings.kv.dtype)
+
+
+@contextlib.contextmanager
+def running_engine(*, num_pages: int | None = None, **dotted: Any) -> Iterator[Driver]:
+    """An engine of the demo model (or of `model__path`) that must be empty and whole when it is given back."""
+    if num_pages is not None:
+        dotted["kv__memory_bytes"] = pool_bytes(num_pages, **dotted)
+    engine = Engine.build(settings_with(**dotted))
+    driver = Driver(engine)
+    try:
+        yield driver
+        driver.settle()
+    finally:
+        engine.stop()
+    if engine.fault is None:
+        check_empty(engine)
+
+
+def check_empty(engine: Engine) -> None:
+    """A stopped engine holds nothing of any request: only idle prefixes and features."""
+    scheduler, kv = engine._scheduler, engine._scheduler.kv
+    scheduler.check_integrity()
+    assert not (scheduler.running or scheduler.waiting or scheduler.parked)
+    assert kv.pool.num_free + kv.pool.num_retired + kv.index.num_evictable == kv.pool.num_pages
+    assert scheduler.desk.num_staged == scheduler.desk.num_pending == scheduler.in_flight.num_parked == 0
+    assert engine._live_sequences == 0
