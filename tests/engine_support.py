@@ -216,7 +216,7 @@ def check_empty(engine: Engine) -> None:
     """A stopped engine holds nothing of any request: only idle prefixes and features."""
     scheduler, kv = engine._scheduler, engine._scheduler.kv
     scheduler.check_integrity()
-    assert not (scheduler.running or scheduler.waiting or scheduler.parked)
+    assert scheduler.running == scheduler.waiting == scheduler.parked == []
     assert kv.pool.num_free + kv.pool.num_retired + kv.index.num_evictable == kv.pool.num_pages
     assert scheduler.desk.num_staged == scheduler.desk.num_pending == scheduler.in_flight.num_parked == 0
     assert engine._live_sequences == 0

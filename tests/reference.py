@@ -57,9 +57,7 @@ def tiny_config(kind: str) -> Qwen3VLConfig:
     )
 
 
-def tiny_model(
-    kind: str, seed: int = 0, config: Qwen3VLConfig | None = None
-) -> Qwen3VLForConditionalGeneration:
+def tiny_model(kind: str, seed: int = 0, config: Qwen3VLConfig | None = None) -> Qwen3VLForConditionalGeneration:
     """Random weights of a size that keeps activations near one: errors then show, as they would in a trained model."""
     config = config or tiny_config(kind)
     config._attn_implementation = "eager"

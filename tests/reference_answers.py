@@ -1,4 +1,4 @@
-"""What Hugging Face answers to the prompts that engines are asked: ids, pixels, greedy tokens and logits are its own."""
+"""What Hugging Face answers to the prompts that engines are asked: ids, pixels, tokens and logits of its own."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class Reference:
         return list(out[0, ids.shape[1] :].tolist())
 
     def logits(self, parts: Parts, token_ids: Sequence[int]) -> Tensor:
-        """float32 [len(token_ids), vocabulary]: what each of these answer tokens was chosen from, given those before."""
+        """float32 [len(token_ids), vocabulary]: what each answer token was chosen from, given those before."""
         inputs = self.inputs(parts)
         ids = torch.cat([inputs.pop("input_ids"), torch.tensor([list(token_ids[:-1])], dtype=torch.int64)], dim=1)
         with torch.inference_mode():
@@ -96,7 +96,7 @@ def save_tiny_checkpoint(kind: str, directory: Path, seed: int = 0) -> None:
         shutil.copy(DEMO_CHECKPOINT / name, directory)
 
 
-# -- prompts -------------------------------------------------------------------------------------------------------------
+# -- prompts ---------------------------------------------------------------------------------------------------------
 
 
 def draw_prompts(seed: int, count: int, most_vision_tokens: int = 640) -> list[Parts]:

@@ -39,8 +39,7 @@ def run(terminal: Terminal) -> int:
     steps = script()
     terminal.title("Prism: eight invoice pages, and eight questions about them")
     terminal.say("A real server, the bundled demo model, this machine's CPU. Everything goes through HTTP.\n")
-    terminal.progress("starting prism-serve")
-    with ServerProcess(SERVER, lambda progress: terminal.progress(_start_line(progress))) as server:
+    with ServerProcess(SERVER, lambda progress: _show_start(terminal, progress)) as server:
         terminal.done(f"prism-serve is ready on {server.api_url} after {server.ready_after_s:.1f} s")
         answers = asyncio.run(_ask(server.api_url, steps, terminal))
         exit_code = server.stop()
@@ -135,9 +134,9 @@ def problems_of(step: Step, answer: Answer) -> list[str]:
     return problems
 
 
-def _start_line(progress: StartProgress) -> str:
-    sizes = f" {progress.done / MIB:.0f} of {progress.total / MIB:.0f} MiB" if progress.total else ""
-    return f"{progress.elapsed_s:4.1f} s  {progress.stage}{sizes}"
+def _show_start(terminal: Terminal, progress: StartProgress) -> None:
+    sizes = f", {progress.done / MIB:.0f} of {progress.total / MIB:.0f} MiB" if progress.total else ""
+    terminal.progress(f"prism-serve: {progress.stage}", f"{sizes}, {progress.elapsed_s:.1f} s")
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ class Terminal:
     def __init__(self) -> None:
         self._is_live = sys.stdout.isatty()
         self._has_colour = self._is_live and not os.environ.get("NO_COLOR")
-        self._last_progress = ""
+        self._stage = ""
 
     def write(self, text: str) -> None:
         """Without a line's end."""
@@ -38,15 +38,13 @@ class Terminal:
     def bad(self, text: str) -> None:
         self.say(self._styled(text, RED))
 
-    def progress(self, text: str) -> None:
-        """Replaces the progress line before it; elsewhere than on a terminal only the line of a new stage is shown."""
+    def progress(self, stage: str, detail: str = "") -> None:
+        """Replaces the progress line before it; elsewhere than on a terminal a stage is shown once, when it begins."""
         if self._is_live:
-            self.write(f"\r{text}\033[K")
-        else:
-            stage = text.strip()
-            if stage.split("  ")[-1] != self._last_progress:
-                self.say(text)
-            self._last_progress = stage.split("  ")[-1]
+            self.write(f"\r{stage}{detail}\033[K")
+        elif stage != self._stage:
+            self.say(stage)
+        self._stage = stage
 
     def done(self, text: str) -> None:
         """Ends the progress line."""

@@ -38,7 +38,7 @@ class Admission:
         prompt, limits, kv = sequence.prompt_tokens, self._limits, self._kv
         if prompt >= limits.max_context_tokens:
             raise BadRequest(
-                f"the prompt has {prompt} tokens and the context holds {limits.max_context_tokens}, one of them to answer",
+                f"the prompt has {prompt} tokens and the context holds {limits.max_context_tokens}, answer included",
                 param="messages",
                 code="context_length_exceeded",
             )

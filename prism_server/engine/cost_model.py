@@ -1,4 +1,4 @@
-"""How much work a step may hold: a time budget turned into tokens and encoder blocks by what steps were seen to cost."""
+"""How much work a step may hold: a time budget, turned into tokens and encoder blocks by what steps have cost."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ __all__ = ["Engine", "EngineInfo", "Progress"]
 
 @dataclass(frozen=True, slots=True)
 class EngineInfo:
-    """What an engine is, fixed from its start. `namespace` and `layout` are hexadecimal digests that routers compare."""
+    """What an engine is, fixed from its start. `namespace` and `layout` are hex digests that routers compare."""
 
     model_name: str
     revision: str
@@ -66,7 +66,7 @@ class Engine:
         self._owner.start(on_events)
 
     def submit(self, request: GenerateRequest) -> None:
-        """Hand in a request; any thread. Raises Overloaded when the queue is full, EngineFault when the engine is dead."""
+        """Hand in a request; any thread. Raises Overloaded: the queue is full; EngineFault: the engine is dead."""
         if self._owner.fault is not None:
             raise EngineFault(self._owner.fault.reason)
         with self._lock:

@@ -99,7 +99,7 @@ class Usage:
 
 @dataclass(frozen=True, slots=True)
 class Timings:
-    """Milliseconds. `media_ms` is the wait for decoded media; queue + media + prefill = time to first token in the engine."""
+    """Milliseconds. `media_ms` is the wait for decoded media; queue + media + prefill = first token."""
 
     queue_ms: float = 0.0
     media_ms: float = 0.0
@@ -127,7 +127,7 @@ class Accepted:
 
 @dataclass(frozen=True, slots=True)
 class TokenDelta:
-    """New tokens of one sample. `text` is what they complete: whole characters, nothing that may begin a stop string."""
+    """New tokens of one sample. `text` is what they complete: whole characters, no possible start of a stop string."""
 
     request_id: str
     sample: int
@@ -138,7 +138,7 @@ class TokenDelta:
 
 @dataclass(frozen=True, slots=True)
 class SampleFinished:
-    """One sample ended. `reason`: stop, length, cancelled or deadline; `stop_reason` is the stop string or id that matched."""
+    """One sample ended. `reason`: stop, length, cancelled or deadline; `stop_reason`: the string or id that matched."""
 
     request_id: str
     sample: int
@@ -165,7 +165,7 @@ class RequestFailed:
 
 @dataclass(frozen=True, slots=True)
 class CacheChanged:
-    """What the caches gained and lost in a step: media-chain keys whose KV is held, content ids whose features are held."""
+    """What the caches gained and lost in a step: media-chain keys (KV is held), content ids (features are held)."""
 
     chains_added: tuple[Digest, ...] = ()
     chains_evicted: tuple[Digest, ...] = ()
@@ -188,6 +188,8 @@ class EngineStats:
     page_tokens: int = 0
     host_slots_total: int = 0
     host_slots_used_now: int = 0
+    encoder_queue_now: int = 0
+    """Items that are being decoded, or wait for the encoder."""
     feature_bytes_now: int = 0
     feature_bytes_capacity: int = 0
     steps: int = 0

@@ -7,7 +7,7 @@ import logging
 import queue
 import threading
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -19,6 +19,7 @@ from prism_server.engine.messages import CacheChanged, EngineStats, Event, Gener
 from prism_server.engine.scheduler import Scheduler
 from prism_server.engine.sequence import Sequence as Sample
 from prism_server.errors import BadRequest, EngineFault, PrismError
+from prism_server.identity import Digest
 from prism_server.media.cache import Materialised
 from prism_server.media.item import ItemKey
 from prism_server.media.pipeline import MediaPipeline
@@ -62,7 +63,7 @@ Command = Submit | Cancel | MediaDone | ForgetCaches | Stop
 
 
 class Owner:
-    """Runs the loop. `depth` steps are in flight while the next is planned: 1 overlaps, 0 is the plain loop, its oracle."""
+    """Runs the loop. `depth` steps are in flight while the next is planned: 1 overlaps; 0 is the plain loop."""
 
     def __init__(
         self, scheduler: Scheduler, executor: Executor, media: MediaPipeline, answers: Answers, depth: int
@@ -78,6 +79,9 @@ class Owner:
         self._next_number = 0
         self._next_deadline_check_s = 0.0
         self._stopping = False
+        self._gate = threading.Lock()
+        self._ended: EngineFault | None = None
+        self._held_contents: Counter[Digest] = Counter()
         self.fault: EngineFault | None = None
         self.stats = self._snapshot()
 
@@ -88,7 +92,11 @@ class Owner:
         self._thread.start()
 
     def send(self, command: Command) -> None:
-        self._inbox.put(command)
+        """Put a command into the inbox. A request for an owner that has ended raises EngineFault instead."""
+        with self._gate:
+            if self._ended is not None and isinstance(command, Submit):
+                raise EngineFault(self._ended.reason)
+            self._inbox.put(command)
 
     def join(self) -> None:
         if self._thread.is_alive():
@@ -197,9 +205,22 @@ class Owner:
         completed, dropped = self._scheduler.take_feature_changes()
         if not (added or evicted or completed or dropped):
             return None
-        return CacheChanged(
-            added, evicted, tuple(key.content_id for key in completed), tuple(key.content_id for key in dropped)
-        )
+        return CacheChanged(added, evicted, *self._content_changes(completed, dropped))
+
+    def _content_changes(
+        self, completed: list[ItemKey], dropped: list[ItemKey]
+    ) -> tuple[tuple[Digest, ...], tuple[Digest, ...]]:
+        """Contents that are held now and were not, and the other way; one content may be held in several layouts."""
+        held = self._held_contents
+        touched = {key.content_id: held[key.content_id] for key in (*completed, *dropped)}
+        held.update(key.content_id for key in completed)
+        held.subtract(key.content_id for key in dropped)
+        added = tuple(content for content, before in touched.items() if not before and held[content])
+        evicted = tuple(content for content, before in touched.items() if before and not held[content])
+        for content in touched:
+            if not held[content]:
+                del held[content]
+        return added, evicted
 
     def _snapshot(self) -> EngineStats:
         scheduler, kv = self._scheduler, self._scheduler.kv
@@ -212,6 +233,7 @@ class Owner:
             page_tokens=kv.page_tokens,
             host_slots_total=kv.host.num_pages,
             host_slots_used_now=kv.host.num_pages - kv.host.num_free,
+            encoder_queue_now=scheduler.desk.num_pending + scheduler.desk.num_staged,
             feature_bytes_now=scheduler.features.used_bytes,
             feature_bytes_capacity=scheduler.features.capacity_bytes,
             steps=scheduler.counters["steps"],
@@ -220,6 +242,8 @@ class Owner:
 
     def _die(self, fault: EngineFault, is_fault: bool = True) -> None:
         """Everyone who waits gets a last event."""
+        with self._gate:
+            self._ended = fault
         if is_fault:
             self.fault = fault
         while not self._inbox.empty():

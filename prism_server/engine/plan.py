@@ -1,7 +1,8 @@
 """What one step does: an immutable, serialisable plan, and what comes back.
 
 A plan carries no sampled ids: a decode row reads its token from the sequence's device slot, where sampling wrote it.
-The executor applies a plan's parts in this order: slots, swap-in, swap-out, row copies, encoder, forward, sampling, drops.
+The executor applies a plan's parts in this order: slots, pages, swap-in, swap-out, row copies, drops, encoder, forward,
+sampling.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ from prism_server.prompt.encoded import MediaSpan
 
 
 class Prefill:
-    """Pins are taken when an item's rows come up and given back when its last row is planned (ENGINE: encoder outputs)."""
+    """Pins are taken when an item's rows come up, and given back when its last row is planned."""
 
     def __init__(
         self,

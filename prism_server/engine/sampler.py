@@ -97,7 +97,7 @@ class Sampler:
         return changed
 
     def _draw(self, logits: Tensor, chosen: Sequence[tuple[SamplingParams, float]]) -> Tensor:
-        """logits [R, vocabulary] of rows that are drawn at random -> tokens int64 [R], by inverting the distribution."""
+        """logits [R, vocabulary] of the rows that are drawn at random -> tokens int64 [R], by inverse sampling."""
         column = torch.tensor(
             [[p.temperature, p.top_k or self._vocab_size, p.top_p, p.min_p, u] for p, u in chosen],
             dtype=torch.float64,

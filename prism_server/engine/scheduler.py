@@ -328,6 +328,10 @@ class Scheduler:
         num_tokens = sum(rows.end - rows.start for rows in launched.rows)
         language_ms = max(0.0, result.duration_ms - result.encode_ms)
         prefill_tokens = num_tokens - launched.num_decodes
+        self.counters["step_tokens"] += num_tokens
+        self.counters["step_sequences"] += len(launched.rows)
+        self.counters["step_microseconds"] += round(result.duration_ms * 1e3)
+        self.counters["encode_microseconds"] += round(result.encode_ms * 1e3)
         self.cost.observe(launched.num_decodes, prefill_tokens, launched.patch_blocks, language_ms, result.encode_ms)
 
     # -- phases ------------------------------------------------------------------------------------------------------

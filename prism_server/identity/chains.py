@@ -18,7 +18,7 @@ from prism_server.identity.media import MediaOptions
 
 @dataclass(frozen=True, slots=True)
 class PageSpan:
-    """The part of one medium that overlaps a page: rows [start, start + rows) of the page hold the item's rows from `offset`."""
+    """One medium's part of a page: rows [start, start + rows) of the page show the item's rows from `offset`."""
 
     start: int
     rows: int

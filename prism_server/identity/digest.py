@@ -30,7 +30,7 @@ def _framed(field: Field) -> tuple[bytes, bytes | memoryview]:
 
 
 def framed_digest(tag: str, fields: Iterable[Field]) -> Digest:
-    """SHA-256 over tag, key version and fields, each after its mark and its length in 8 bytes: no concatenation is ambiguous."""
+    """SHA-256 over tag, key version and fields, each after its mark and its length: no concatenation is ambiguous."""
     hasher = hashlib.sha256()
     for field in (tag, KEY_VERSION, *fields):
         mark, payload = _framed(field)

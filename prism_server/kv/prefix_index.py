@@ -1,9 +1,9 @@
 """The prefix index: which computed KV can be found again, by content, and in which order it may be forgotten.
 
-A tree of cached pages. A node is one physical page (on the device, on the host, or both) with the entries that end in it:
-the full page's key, and boundary keys of rows below it. A child's key covers its parent's, so what is reachable is always
-closed under "parent of". Everything that a live sequence stands on is locked, from its node up to the root; unlocked nodes
-lie in least-recently-used order with children before their parents, so the head of that order is always a leaf.
+A tree of cached pages. A node is one physical page (on the device, on the host, or both) with the entries that end in
+it: the full page's key, and boundary keys of rows below it. A child's key covers its parent's, so what is reachable is
+always closed under "parent of". Everything that a live sequence stands on is locked, from its node up to the root;
+unlocked nodes lie in least-recently-used order with children before their parents, so its head is always a leaf.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class Match:
 
 
 class PrefixIndex:
-    """Owns one reference on the device page, and one on the host slot, of every node. Only the owner thread calls it."""
+    """Owns one reference on the device page, and one on the host slot, of every node. For the owner thread only."""
 
     def __init__(self, pool: PagePool, host: PagePool, page_tokens: int, enabled: bool = True) -> None:
         self._pool, self._host = pool, host
@@ -153,8 +153,8 @@ class PrefixIndex:
         """Rows [0, rows) of `page` are computed under `key`, after `parent` (locked by the caller).
 
         Returns the node that the sequence stands on from now: the page's own, or the one that held the full page's key
-        before (then the page's boundary entries move there). None when it stays where it is: the index is off, or another
-        node has the boundary.
+        before (then the page's boundary entries move there). None when it stays where it is: the index is off, or
+        another node has the boundary.
         """
         if not self.enabled:
             return None

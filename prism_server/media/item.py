@@ -1,4 +1,4 @@
-"""What travels through Prism as "one medium": the bytes a request brought, the facts about them, the patches made of them."""
+"""One medium on its way: the bytes that a request brought, the facts about them, the patches made of them."""
 
 from __future__ import annotations
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
 
@@ -41,7 +41,7 @@ class Exchange:
 
     services: Services
     running: Running
-    body: bytes
+    body: Sequence[bytes] = field(repr=False)
     scope: Scope = field(repr=False)
     receive: Receive = field(repr=False)
     send: Send = field(repr=False)
@@ -53,8 +53,8 @@ class Exchange:
 
     def parse(self, kind: type[Fields]) -> Fields:
         """The body as fields of `kind`; unknown ones are counted. Blocking, once. Raises BadRequest."""
-        parsed = parse_body(self.body, kind)
-        self.body = b""  # tens of megabytes that nobody needs while the answer streams
+        parsed = parse_body(b"".join(self.body), kind)
+        self.body = ()  # tens of megabytes that nobody needs while the answer streams
         self.services.metrics.unknown_fields(parsed.unknown)
         return parsed.fields
 
@@ -108,9 +108,9 @@ class Answering:
         services = self._services
         arrival_s = time.monotonic()
         with services.lifecycle.request():
-            try:
-                body = await read_body(Request(scope, receive), services.settings.http.max_body_bytes)
+            exchange = Exchange(services, services.running(), (), scope, receive, send, arrival_s)
+            try:  # the exchange alone holds the body, so that it can let go of it
+                exchange.body = await read_body(Request(scope, receive), services.settings.http.max_body_bytes)
             except ClientDisconnect:
                 return
-            exchange = Exchange(services, services.running(), body, scope, receive, send, arrival_s)
             await until_client_leaves(receive, self._handler(exchange))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import queue
 import sys
@@ -39,13 +38,14 @@ DEFAULT_MAX_TOKENS = 256
 def main(argv: Sequence[str]) -> int:
     arguments = _parser().parse_strictly(argv)
     settings = settings_from(arguments)
+    params = SamplingParams(arguments.max_tokens, temperature=arguments.temperature, seed=arguments.seed)
     media = tuple(_read_image(path) for path in arguments.image)
 
     from prism_server.engine.engine import Engine  # imports torch: not for --help or a wrong option
 
     engine = Engine.build(settings, _show_progress)
     try:
-        request = _request(engine, media, arguments)
+        request = _request(engine, media, arguments.question, params)
         collected = _run(engine, request, echo=not arguments.json)
     except BadRequest as error:  # say which file; the request's fields are those of this command
         raise StartupError(f"{error.param}: {error.reason}" if error.param else error.reason) from error
@@ -62,7 +62,9 @@ def _parser() -> ArgumentParser:
     parser.add_argument("question", help="what to ask; the pictures come before it")
     parser.add_argument("--image", metavar="FILE", type=Path, action="append", default=[], help="a picture; repeatable")
     parser.add_argument("--json", action="store_true", help="print the answer, usage and timings as JSON")
-    parser.add_argument("--max-tokens", metavar="N", type=int, default=DEFAULT_MAX_TOKENS, help="[default: 256]")
+    parser.add_argument(
+        "--max-tokens", metavar="N", type=int, default=DEFAULT_MAX_TOKENS, help="[default: %(default)s]"
+    )
     parser.add_argument("--temperature", metavar="X", type=float, default=0.0, help="0 is greedy [default: 0]")
     parser.add_argument("--seed", metavar="N", type=int, help="makes sampling repeat itself")
     add_setting_arguments(parser)
@@ -77,16 +79,16 @@ def _read_image(path: Path) -> MediaItem:
 
 
 def _show_progress(progress: Progress) -> None:
+    """One line that is written over; it is erased before the answer. Nothing where nobody looks on."""
     if sys.stderr.isatty():
-        print(f"\r{progress.stage} {progress.done}/{progress.total}\033[K", end="", file=sys.stderr, flush=True)
+        print(f"\r{progress.stage}\033[K\r", end="", file=sys.stderr, flush=True)
 
 
-def _request(engine: Engine, media: tuple[MediaItem, ...], arguments: argparse.Namespace) -> GenerateRequest:
+def _request(engine: Engine, media: tuple[MediaItem, ...], question: str, params: SamplingParams) -> GenerateRequest:
     facts = [engine.media.describe(item) for item in media]
     pictures = tuple(MediaContent(i, item.kind) for i, item in enumerate(media))
-    message = Message("user", (*pictures, TextContent(arguments.question)))
+    message = Message("user", (*pictures, TextContent(question)))
     prompt = engine.prompts.encode_chat([message], facts, media, None)
-    params = SamplingParams(arguments.max_tokens, temperature=arguments.temperature, seed=arguments.seed)
     return GenerateRequest(REQUEST_ID, prompt, media, params, time.monotonic())
 
 

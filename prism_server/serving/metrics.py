@@ -175,6 +175,7 @@ class EngineCollector(Collector):
             ("kv_page_tokens", "tokens of a page", stats.page_tokens),
             ("host_slots", "pages that the host tier can hold", stats.host_slots_total),
             ("host_slots_used", "pages that the host tier holds", stats.host_slots_used_now),
+            ("encoder_queue_items", "media that are being decoded or wait for the encoder", stats.encoder_queue_now),
             ("feature_cache_bytes", "encoder outputs held", stats.feature_bytes_now),
             ("feature_cache_capacity_bytes", "encoder outputs that can be held", stats.feature_bytes_capacity),
         )

@@ -101,9 +101,7 @@ class CompletionRequest(GenerationFields, frozen=True, kw_only=True):
     logprobs: int | None = None
 
     def alternatives(self) -> int | None:
-        if self.logprobs is not None and not 0 <= self.logprobs <= MAX_TOP_LOGPROBS:
-            raise BadRequest(f"logprobs must lie between 0 and {MAX_TOP_LOGPROBS}", param="logprobs")
-        return self.logprobs
+        return _checked_logprobs(self.logprobs)
 
     def one_prompt(self) -> str | list[int]:
         """Text or token ids. OpenAI's batch of prompts is refused: it is the same as several requests."""
@@ -129,9 +127,13 @@ class GenerateBody(GenerationFields, frozen=True, kw_only=True):
             raise BadRequest("give either messages or prompt", param="messages")
 
     def alternatives(self) -> int | None:
-        if self.logprobs is not None and not 0 <= self.logprobs <= MAX_TOP_LOGPROBS:
-            raise BadRequest(f"logprobs must lie between 0 and {MAX_TOP_LOGPROBS}", param="logprobs")
-        return self.logprobs
+        return _checked_logprobs(self.logprobs)
+
+
+def _checked_logprobs(count: int | None) -> int | None:
+    if count is not None and not 0 <= count <= MAX_TOP_LOGPROBS:
+        raise BadRequest(f"logprobs must lie between 0 and {MAX_TOP_LOGPROBS}", param="logprobs")
+    return count
 
 
 Value = TypeVar("Value")

@@ -9,11 +9,11 @@ from typing import Any
 import msgspec
 from starlette.types import Send
 
-HEADERS = [
+HEADERS = (
     (b"content-type", b"text/event-stream; charset=utf-8"),
     (b"cache-control", b"no-cache"),
     (b"x-accel-buffering", b"no"),  # nginx would hold the stream back
-]
+)
 DONE_FRAME = b"data: [DONE]\n\n"
 
 
@@ -37,6 +37,6 @@ class EventSender:
 @asynccontextmanager
 async def event_stream(send: Send) -> AsyncIterator[EventSender]:
     """An open event-stream response for the length of the block; it ends properly only if the block does."""
-    await send({"type": "http.response.start", "status": 200, "headers": HEADERS})
+    await send({"type": "http.response.start", "status": 200, "headers": list(HEADERS)})
     yield EventSender(send)
     await send({"type": "http.response.body", "body": b"", "more_body": False})

@@ -43,7 +43,7 @@ def end_token(natural: Reply) -> int:
     return natural.tokens[-1]
 
 
-# -- seeds ---------------------------------------------------------------------------------------------------------------
+# -- seeds -----------------------------------------------------------------------------------------------------------
 
 
 def test_a_seeded_request_repeats_itself_whatever_runs_beside_it(driver: Driver, prompts: list[Parts]) -> None:
@@ -68,7 +68,7 @@ def test_a_seeded_request_is_the_same_in_the_plain_loop_in_chunks_and_without_a_
         assert [reply.tokens for reply in other.ask_all(prompts, 12, seed=5, **WILD)] == expected
 
 
-# -- samples -------------------------------------------------------------------------------------------------------------
+# -- samples ---------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("page_tokens", [16, 64])
@@ -98,7 +98,7 @@ def test_samples_differ_repeat_with_their_seed_and_are_equal_when_greedy(driver:
     assert len(greedy.finishes) == 3
 
 
-# -- ends ----------------------------------------------------------------------------------------------------------------
+# -- ends ------------------------------------------------------------------------------------------------------------
 
 
 def test_max_tokens_ends_an_answer_with_its_reason(driver: Driver, natural: Reply) -> None:
@@ -167,7 +167,7 @@ def test_a_stop_string_below_min_tokens_stays_text(driver: Driver, natural: Repl
     assert reply.tokens == natural.tokens[:8]
 
 
-# -- penalties and log-probabilities ---------------------------------------------------------------------------------------
+# -- penalties and log-probabilities ---------------------------------------------------------------------------------
 
 
 def test_a_repetition_penalty_gives_the_references_tokens(driver: Driver, prompts: list[Parts]) -> None:

@@ -13,6 +13,7 @@ def streamed_text(server: ServerProcess, body: dict[str, Any]) -> tuple[str, lis
     url = f"{server.api}/v1/chat/completions"
     with server.http.stream("POST", url, json=body | {"stream": True}) as response:
         assert response.headers["content-type"].startswith("text/event-stream")
+        assert len(response.headers.get_list("x-request-id")) == 1
         *chunks, (_, done) = sse_events(response)
     assert done == "[DONE]"
     pieces = [choice["delta"].get("content") or "" for _, chunk in chunks for choice in chunk["choices"]]

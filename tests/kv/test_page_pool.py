@@ -1,0 +1,55 @@
+"""The page pool against a model that is only a dictionary of counts."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from prism_server.kv.pool import PagePool
+
+moves = st.lists(
+    st.tuples(st.sampled_from(["allocate", "retain", "release", "complete"]), st.integers(0, 50)), max_size=60
+)
+
+
+@given(num_pages=st.integers(0, 6), moves=moves)
+def test_any_order_of_moves_agrees_with_plain_counting(num_pages: int, moves: list[tuple[str, int]]) -> None:
+    pool, counts = PagePool(num_pages), dict.fromkeys(range(num_pages), 0)
+    retired: dict[int, int] = {}
+    completed = 0
+    for move, number in moves:
+        held = [page for page, count in counts.items() if count]
+        if move == "allocate" and pool.num_free:
+            page = pool.allocate()
+            assert counts[page] == 0
+            assert page not in retired
+            counts[page] = 1
+        elif move == "retain" and held:
+            page = held[number % len(held)]
+            pool.retain(page)
+            counts[page] += 1
+        elif move == "release" and held:
+            page, step = held[number % len(held)], completed + number % 3
+            pool.release(page, step)
+            counts[page] -= 1
+            if not counts[page] and step > completed:
+                retired[page] = step
+        elif move == "complete":
+            completed += 1
+            pool.complete(completed)
+            retired = {page: step for page, step in retired.items() if step > completed}
+        assert [pool.references(page) for page in counts] == list(counts.values())
+        assert pool.num_retired == len(retired)
+        assert pool.num_free == sum(count == 0 for count in counts.values()) - len(retired)
+        pool.check_integrity()
+
+
+def test_a_page_released_more_often_than_taken_is_loud() -> None:
+    pool = PagePool(1)
+    page = pool.allocate()
+    pool.release(page, 0)
+    with pytest.raises(AssertionError, match="more often"):
+        pool.release(page, 0)
+    with pytest.raises(AssertionError, match="nobody holds"):
+        pool.retain(page)
