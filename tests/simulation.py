@@ -168,9 +168,15 @@ class SimulatedExecutor:
         for page in plan.pages:
             self.launched_tables[page.slot][page.index] = page.page
         written = {copy.target for copy in plan.row_copies} | {page for _, page in plan.swap_in}
+        written |= {-1 - slot for _, slot in plan.swap_out}  # host slots are counted below zero
         for _, pages in self.named:
-            assert not written & pages, "a page that a launched plan names is overwritten"
-        named = written | {copy.source for copy in plan.row_copies} | {page for page, _ in plan.swap_out}
+            assert not written & pages, "what a launched plan names is overwritten"
+        named = (
+            written
+            | {-1 - slot for slot, _ in plan.swap_in}
+            | {copy.source for copy in plan.row_copies}
+            | {page for page, _ in plan.swap_out}
+        )
         for rows in plan.sequences:
             named |= set(self.launched_tables[rows.slot].values())
         self.named.append((plan.step, named))
