@@ -114,6 +114,9 @@ class HTTPSettings(Group):
     request_timeout_s: Annotated[float, Field(gt=0)] = Field(
         default=600.0, description="deadline of a request, from arrival"
     )
+    drain_propagation_s: Annotated[float, Field(ge=0)] = Field(
+        default=0.0, description="after SIGTERM, still open but not ready, until every proxy has noticed"
+    )
     drain_timeout_s: Annotated[float, Field(ge=0)] = Field(
         default=60.0, description="after SIGTERM, for the running streams"
     )

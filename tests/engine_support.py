@@ -164,7 +164,7 @@ class Driver:
         return self.engine.stats().counters
 
     def settle(self) -> None:
-        """Until nothing runs or waits: the last event of a request precedes the snapshot of its step."""
+        """Until nothing runs or waits, and no step whose rows are all surplus is in flight."""
         end_s = time.monotonic() + PATIENCE_S
         while self.engine.fault is None and not self._is_idle():
             if time.monotonic() > end_s:
@@ -172,8 +172,9 @@ class Driver:
             time.sleep(0.002)
 
     def _is_idle(self) -> bool:
-        stats = self.engine.stats()
-        return stats.running_now == stats.waiting_now == 0 and all(reply.ends for reply in self._replies.values())
+        stats, steps = self.engine.stats(), self.engine._scheduler.num_launched
+        ended = all(reply.ends for reply in self._replies.values())
+        return stats.running_now == stats.waiting_now == steps == 0 and ended
 
 
 def settings_with(**dotted: Any) -> ServerSettings:

@@ -40,7 +40,10 @@ class Front:
 
         async def send_with_id(message: Message) -> None:
             if message["type"] == "http.response.start":
-                MutableHeaders(scope=message)[REQUEST_ID] = request_id
+                answer = MutableHeaders(scope=message)
+                answer[REQUEST_ID] = request_id
+                if self._services.lifecycle.is_going:
+                    answer["connection"] = "close"  # the client's next request finds a server that stays
             await send(message)
 
         try:

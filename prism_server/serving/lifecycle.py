@@ -1,4 +1,4 @@
-"""The server's life: loading, ready, draining, faulted. Who is let in, and who is inside. Event loop only."""
+"""The server's life: loading, ready, leaving, draining, faulted. Who is let in, and who is inside. Event loop only."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Literal
 from prism_server.errors import Overloaded
 from prism_server.serving.http_errors import NotReady
 
-Phase = Literal["loading", "ready", "draining", "faulted"]
+Phase = Literal["loading", "ready", "leaving", "draining", "faulted"]
 
 
 @dataclass
@@ -35,6 +35,16 @@ class Lifecycle:
         self.phase, self.reason = "ready", ""
         self.ready_after_s = time.monotonic() - self.started_s
 
+    def leave(self) -> None:
+        """Not ready any more, but whoever has not heard of it yet is still served: proxies and routers lag behind."""
+        if self.phase == "ready":
+            self.phase, self.reason = "leaving", "the server is about to drain"
+
+    @property
+    def is_going(self) -> bool:
+        """Whether connections should not be kept."""
+        return self.phase in ("leaving", "draining")
+
     def drain(self) -> None:
         """Nothing new is let in; those inside go on. A fault stays a fault."""
         if self.phase != "faulted":
@@ -45,7 +55,7 @@ class Lifecycle:
 
     def check_open(self) -> None:
         """Raises `NotReady` unless a request can be answered."""
-        if self.phase != "ready":
+        if self.phase not in ("ready", "leaving"):
             raise NotReady(self.reason, self.phase)
 
     @contextmanager

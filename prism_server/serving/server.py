@@ -50,7 +50,7 @@ async def serve(settings: ServerSettings) -> int:
     stop = StopSignal()
 
     def drain() -> None:
-        services.lifecycle.drain()
+        services.lifecycle.leave()
         stop.ask()
 
     http = settings.http
@@ -125,7 +125,9 @@ async def _end_faulted(services: Services, fault: EngineFault) -> int:
 
 
 async def _drain(services: Services, stop: StopSignal) -> None:
-    """Lets nobody new in; those inside may finish, for a while."""
+    """First not ready, but open, until every proxy has noticed; then nobody new, and those inside may finish."""
+    services.lifecycle.leave()
+    await _wait(stop.hurry, services.settings.http.drain_propagation_s)
     services.lifecycle.drain()
     await _until_empty(services.lifecycle, stop.hurry, services.settings.http.drain_timeout_s)
     services.running().dispatcher.fail_all(NotReady("the server is shutting down", "shutting_down"))

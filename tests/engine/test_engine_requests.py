@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
-from engine_support import Driver, Parts, Reply, running_engine, settings_with
+from engine_support import Driver, Parts, Reply, page_layout, running_engine, settings_with
 from PIL import Image
 from reference_answers import draw_prompts, small_pictures
 
@@ -45,7 +45,7 @@ def alone(prompts: Sequence[Parts], max_tokens: int = 12, **params: Any) -> list
         return [driver.ask(parts, max_tokens, **params).tokens for parts in prompts]
 
 
-# -- what is reused ------------------------------------------------------------------------------------------------------
+# -- what is reused --------------------------------------------------------------------------------------------------
 
 
 def test_two_items_with_equal_placeholder_tokens_never_share_kv() -> None:
@@ -129,7 +129,7 @@ def test_a_leaders_cancellation_loses_none_of_those_that_wait() -> None:
         assert tokens_of(rest) == [tokens for tokens in expected for _ in range(4)]
 
 
-# -- chunks, small pools, preemption -----------------------------------------------------------------------------------
+# -- chunks, small pools, preemption ---------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("chunk_tokens", [16, 33, 64])
@@ -161,15 +161,15 @@ def test_two_prompts_in_one_batch_get_the_answers_that_each_gets_alone(chunk_tok
 
 
 def test_the_same_request_gives_the_same_tokens_in_a_small_and_in_a_huge_pool() -> None:
-    """The huge one has more than 2^31 elements; a page far behind that is used."""
-    prompts = draw_prompts(seed=12, count=6, most_vision_tokens=100)
-    with running_engine(num_pages=24) as small:
-        expected = [small.ask(parts).tokens for parts in prompts]
+    """The huge one has more than 2^31 elements: the rows of the last layers lie behind them, whatever the page."""
+    prompts = draw_prompts(seed=12, count=8, most_vision_tokens=100)
     with running_engine(kv__dtype="fp8", num_pages=24) as small:
-        narrow = [small.ask(parts).tokens for parts in prompts]
-    for kv_dtype, tokens in (("fp32", expected), ("fp8", narrow)):
-        with running_engine(kv__dtype=kv_dtype, kv__memory_bytes=1 << 30) as large:
-            assert [large.ask(parts).tokens for parts in prompts] == tokens
+        expected = [small.ask(parts).tokens for parts in prompts]
+    huge_bytes = 3 << 30
+    layout = page_layout(settings_with(kv__dtype="fp8"))
+    assert layout.pages_in(huge_bytes) * layout.payload_bytes_per_token * layout.page_tokens > 2**31
+    with running_engine(kv__dtype="fp8", kv__memory_bytes=huge_bytes) as huge:
+        assert [huge.ask(parts).tokens for parts in prompts] == expected
 
 
 @pytest.mark.parametrize(
@@ -201,7 +201,7 @@ def check_same_answer(reply: Reply, expected: Reply, tie: float) -> None:
             return
 
 
-# -- ends --------------------------------------------------------------------------------------------------------------
+# -- ends ------------------------------------------------------------------------------------------------------------
 
 
 def phase_of(driver: Driver, reply: Reply) -> Phase | None:
@@ -266,7 +266,7 @@ def test_a_prompt_that_can_never_fit_is_refused_with_the_arithmetic_and_encodes_
         assert driver.ask([pictures[1], SEEN], 4).error is None
 
 
-# -- what fails alone --------------------------------------------------------------------------------------------------
+# -- what fails alone ------------------------------------------------------------------------------------------------
 
 
 def test_an_encoder_that_returns_another_number_of_rows_than_the_placeholders_fails_that_request_alone(
@@ -325,7 +325,7 @@ def test_one_broken_picture_among_good_ones_fails_its_request_and_leaves_the_goo
         assert [driver.ask(parts).tokens] == alone([parts])
 
 
-# -- what is left ------------------------------------------------------------------------------------------------------
+# -- what is left ----------------------------------------------------------------------------------------------------
 
 
 def test_nothing_grows_with_the_number_of_requests_served() -> None:
@@ -383,7 +383,7 @@ def test_the_caches_are_forgotten_on_request() -> None:
         assert driver.engine.stats().feature_bytes_now == 0
 
 
-# -- the end of the engine ---------------------------------------------------------------------------------------------
+# -- the end of the engine -------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("where", ["launch", "step"])

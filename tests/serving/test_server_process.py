@@ -89,6 +89,16 @@ def test_sigterm_drains_running_streams_finish_new_requests_get_503_and_the_exit
         assert server.wait_exit() == 0
 
 
+def test_a_server_that_is_about_to_drain_is_not_ready_but_serves_those_who_have_not_heard_of_it() -> None:
+    with serving(**{"http.drain_propagation_s": "3"}) as server:
+        server.signal(signal.SIGTERM)
+        eventually(lambda: server.http.get(f"{server.api}/readyz").status_code == 503, 10)
+        late = server.chat("Hello")
+        assert late.status_code == 200
+        assert late.headers["connection"] == "close"
+        assert server.wait_exit() == 0
+
+
 def test_streams_that_outlast_the_drain_end_in_an_error_event() -> None:
     with serving(**{"http.drain_timeout_s": "0.5"}) as server:
         stream = Stream(server, STREAM | {"max_tokens": 6000})

@@ -1,0 +1,214 @@
+"""Rollouts under a simulated StatefulSet controller, scheduler and kubelet."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from prism_operator.pods import Pod
+from prism_operator.rollout import Moves, Phase, next_moves
+
+BAD = frozenset({"bad"})
+"""The revision whose pods never become ready."""
+
+
+def pod(ordinal: int, revision: str, *, ready: bool = True, terminating: bool = False, uid: str = "") -> Pod:
+    return Pod(
+        name=f"engine-{ordinal}",
+        uid=uid or f"{ordinal}-{revision}",
+        revision=revision,
+        ordinal=ordinal,
+        is_ready=ready and not terminating,
+        is_terminating=terminating,
+        gone_by_s=0.0 if terminating else None,
+    )
+
+
+def moves(
+    pods: list[Pod], desired: str | None, replicas: int, *, announced: bool = True, has_slot: bool = True
+) -> Moves:
+    return next_moves(pods, desired, replicas, is_announced=announced, has_slot=has_slot)
+
+
+@dataclass
+class Cluster:
+    """A StatefulSet of the strategy OnDelete and policy Parallel, step by step."""
+
+    replicas: int
+    revision: str = "good-0"
+    pods: dict[int, Pod] = field(default_factory=dict)
+    age: dict[int, int] = field(default_factory=dict)
+    start_steps: int = 2
+    drain_steps: int = 2
+    born: int = 0
+    announced: bool = False
+
+    def __post_init__(self) -> None:
+        self.settle()
+
+    def settle(self) -> None:
+        for _ in range(3 * (self.start_steps + self.drain_steps)):
+            self.step_controllers()
+
+    def step_controllers(self) -> None:
+        for ordinal in list(self.pods):
+            self.age[ordinal] += 1
+            item = self.pods[ordinal]
+            if item.is_terminating and self.age[ordinal] >= self.drain_steps:
+                del self.pods[ordinal]
+            elif not item.is_terminating and self.age[ordinal] >= self.start_steps and item.revision not in BAD:
+                self.pods[ordinal] = replace(item, is_ready=True)
+            if ordinal >= self.replicas and ordinal in self.pods and not item.is_terminating:
+                self.delete(ordinal)
+        for ordinal in range(self.replicas):
+            if ordinal not in self.pods:
+                self.born += 1
+                self.pods[ordinal] = pod(ordinal, self.revision, ready=False, uid=str(self.born))
+                self.age[ordinal] = 0
+
+    def delete(self, ordinal: int) -> None:
+        self.pods[ordinal] = replace(self.pods[ordinal], is_ready=False, is_terminating=True, gone_by_s=0.0)
+        self.age[ordinal] = 0
+
+    def edit(self, revision: str) -> None:
+        self.revision, self.announced = revision, False
+
+    def step_operator(self) -> Moves:
+        pods = list(self.pods.values())
+        found = next_moves(pods, self.revision, self.replicas, is_announced=self.announced, has_slot=True)
+        self.announced = found.phase is Phase.NO_SURGE
+        if found.evict is not None:
+            self.delete(found.evict.ordinal)
+        return found
+
+    @property
+    def num_ready(self) -> int:
+        return sum(item.is_ready for item in self.pods.values())
+
+
+@given(
+    replicas=st.integers(1, 5),
+    edits=st.lists(st.tuples(st.integers(0, 12), st.sampled_from(["good-1", "good-2", "good-3", "bad"])), max_size=6),
+    start_steps=st.integers(1, 4),
+    drain_steps=st.integers(1, 4),
+)
+def test_edits_in_a_row_never_go_below_the_floor_and_every_rollout_ends(
+    replicas: int, edits: list[tuple[int, str]], start_steps: int, drain_steps: int
+) -> None:
+    cluster = Cluster(replicas, start_steps=start_steps, drain_steps=drain_steps)
+    for pause, revision in [*edits, (0, "good-9")]:
+        cluster.edit(revision)
+        for _ in range(pause):
+            cluster.step_operator()
+            assert cluster.num_ready >= replicas - 1
+            cluster.step_controllers()
+    for _ in range(20 + 3 * replicas * (start_steps + drain_steps + 2)):
+        found = cluster.step_operator()
+        assert cluster.num_ready >= replicas - 1
+        cluster.step_controllers()
+    assert found.phase is Phase.DONE
+    assert {item.revision for item in cluster.pods.values()} == {"good-9"}
+    assert cluster.num_ready == len(cluster.pods) == replicas
+
+
+@given(
+    replicas=st.integers(0, 5),
+    changes=st.lists(st.tuples(st.integers(0, 6), st.integers(0, 5), st.sampled_from(["good-1", "bad"])), max_size=6),
+)
+def test_scaling_in_the_middle_of_rollouts_ends_with_the_last_numbers(
+    replicas: int, changes: list[tuple[int, int, str]]
+) -> None:
+    cluster = Cluster(replicas)
+    for pause, size, revision in changes:
+        cluster.replicas = size
+        cluster.edit(revision)
+        for _ in range(pause):
+            cluster.step_operator()
+            cluster.step_controllers()
+    cluster.edit("good-9")
+    for _ in range(80):
+        found = cluster.step_operator()
+        cluster.step_controllers()
+    assert found.phase is Phase.DONE
+    assert cluster.num_ready == len(cluster.pods) == cluster.replicas
+
+
+def test_a_bad_image_takes_one_pod_and_the_way_back_needs_nobody() -> None:
+    cluster = Cluster(3)
+    cluster.edit("bad")
+    for _ in range(30):
+        cluster.step_operator()
+        cluster.step_controllers()
+    assert cluster.num_ready == 2
+    assert [item.revision for item in cluster.pods.values()].count("bad") == 1
+    cluster.edit("good-0")
+    for _ in range(10):
+        cluster.step_operator()
+        cluster.step_controllers()
+    assert cluster.num_ready == 3
+
+
+def test_unready_pods_of_an_old_revision_go_first() -> None:
+    found = moves([pod(0, "old", ready=False), pod(1, "old"), pod(2, "old")], "new", 3)
+    assert found.evict is not None
+    assert found.evict.ordinal == 0
+
+
+def test_the_next_pod_goes_only_when_all_others_are_ready() -> None:
+    found = moves([pod(0, "old"), pod(1, "old"), pod(2, "new", ready=False)], "new", 3)
+    assert (found.evict, found.phase) == (None, Phase.WAITING)
+    assert moves([pod(0, "old"), pod(2, "new")], "new", 3).evict is None, "a pod that is missing is not available"
+
+
+def test_nothing_moves_while_a_pod_leaves() -> None:
+    found = moves([pod(0, "old"), pod(1, "old"), pod(2, "old", terminating=True)], "new", 3)
+    assert (found.evict, found.phase) == (None, Phase.ROLLING)
+
+
+def test_with_one_replica_no_surge_is_said_before_the_gap() -> None:
+    before = moves([pod(0, "old")], "new", 1, announced=False)
+    assert (before.evict, before.phase) == (None, Phase.NO_SURGE)
+    after = moves([pod(0, "old")], "new", 1, announced=True)
+    assert (after.evict, after.phase) == (pod(0, "old"), Phase.NO_SURGE)
+    gap = moves([pod(0, "old", terminating=True)], "new", 1, announced=True)
+    assert (gap.evict, gap.phase) == (None, Phase.NO_SURGE)
+
+
+def test_one_unready_replica_is_replaced_without_a_word_since_nobody_is_served() -> None:
+    assert moves([pod(0, "old", ready=False)], "new", 1, announced=False).evict is not None
+
+
+def test_ready_pods_wait_for_a_slot_and_unready_ones_do_not() -> None:
+    queued = moves([pod(0, "old"), pod(1, "old")], "new", 2, has_slot=False)
+    assert (queued.evict, queued.phase) == (None, Phase.QUEUED)
+    assert queued.wants_slot
+    assert moves([pod(0, "old"), pod(1, "old", ready=False)], "new", 2, has_slot=False).evict is not None
+
+
+def test_nothing_moves_before_the_controller_has_seen_the_template() -> None:
+    found = moves([pod(0, "old")], None, 1)
+    assert (found.evict, found.phase) == (None, Phase.UNKNOWN)
+
+
+def test_pods_beyond_the_replicas_are_left_to_the_scale_down() -> None:
+    found = moves([pod(0, "new"), pod(1, "old")], "new", 1)
+    assert (found.evict, found.phase) == (None, Phase.STARTING)
+
+
+@pytest.mark.parametrize(("now_s", "is_deleted"), [(129.0, False), (161.0, True)])
+def test_a_pod_on_a_lost_node_is_force_deleted_after_its_grace(now_s: float, is_deleted: bool) -> None:
+    stuck = replace(pod(0, "new", terminating=True), node="lost", gone_by_s=100.0)
+    leaving = replace(pod(1, "new", terminating=True), node="fine", gone_by_s=100.0)
+    found = next_moves(
+        [stuck, leaving],
+        "new",
+        2,
+        is_announced=False,
+        has_slot=True,
+        lost_nodes={"lost"},
+        now_s=now_s,
+        lost_node_grace_s=60.0,
+    )
+    assert list(found.force_delete) == ([stuck] if is_deleted else [])
