@@ -39,7 +39,7 @@ lint: $(STAMP)
 
 # A process a core, each with one thread: OpenMP's threads of several processes would wait for one another.
 unit: $(STAMP)
-	OMP_NUM_THREADS=1 $(BIN)/pytest -n auto
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n auto --dist loadfile
 
 accuracy: $(STAMP)  ## the counts of docs/accuracy.md: fifteen minutes on two cores
 	$(BIN)/prism-bench accuracy --reference --json docs/measurements/accuracy_demo_cpu.json

@@ -221,3 +221,13 @@ def check_empty(engine: Engine) -> None:
     assert kv.pool.num_free + kv.pool.num_retired + kv.index.num_evictable == kv.pool.num_pages
     assert scheduler.desk.num_staged == scheduler.desk.num_pending == scheduler.in_flight.num_parked == 0
     assert engine._live_sequences == 0
+
+
+def tokens_of(replies: Sequence[Reply]) -> list[list[int]]:
+    return [reply.tokens for reply in replies]
+
+
+def alone(prompts: Sequence[Parts], max_tokens: int = 12, **params: Any) -> list[list[int]]:
+    """The answers of an engine that is asked one thing at a time and remembers nothing."""
+    with running_engine(kv__prefix_cache=False) as driver:
+        return [driver.ask(parts, max_tokens, **params).tokens for parts in prompts]

@@ -375,7 +375,7 @@ class World:
     # -- moves -------------------------------------------------------------------------------------------------------
 
     def step(self) -> bool:
-        """Plan and launch a step if there is one; complete the oldest when enough are launched. False: nothing to do."""
+        """Launch the next step if there is one; complete the oldest when enough are launched. False: nothing to do."""
         self.now_s += self.rng.random()
         plan = self.scheduler.schedule(self.now_s)
         self.pending_media += [request.facts.key for request in self.scheduler.take_media_requests()]
@@ -499,7 +499,8 @@ class World:
     def check_idle(self) -> None:
         """Running and waiting are empty, every page is free or evictable, every table of requests is empty."""
         scheduler, pool = self.scheduler, self.kv.pool
-        assert not (scheduler.running or scheduler.waiting or scheduler.parked or self.launched)
+        assert not scheduler.has_work
+        assert not self.launched
         assert pool.num_free + self.kv.index.num_evictable == pool.num_pages
         assert scheduler.desk.num_staged == scheduler.desk.num_pending == scheduler.in_flight.num_parked == 0
         self.executor.finish_queue()

@@ -1,0 +1,186 @@
+"""A namespace of a real API server for one test, and the part of a kubelet that rollouts look at."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from prism_operator.api import (
+    CHILD_KINDS,
+    CUSTOM_RESOURCE_DEFINITION,
+    POD,
+    PRISM_DEPLOYMENT,
+    STATEFUL_SET,
+    Api,
+    Kind,
+    NotFound,
+    Object,
+)
+from prism_operator.crd.base import GROUP, PLURAL
+from prism_operator.crd.schema import crd
+from prism_operator.crd.status import Condition, PrismDeploymentStatus
+from prism_operator.options import OperatorOptions
+from prism_operator.pods import REVISION_LABEL, Pod
+from prism_operator.reconcile import Reconciler, Requeue
+
+NAMESPACE = Kind("v1", "Namespace", "namespaces", is_namespaced=False)
+DEMO: dict[str, Any] = {"model": {"source": {"demo": {}}}, "engine": {"device": "cpu"}, "kv": {"pages": 64}}
+PATIENCE_S = 60.0
+
+
+def install_crd(api: Api) -> None:
+    api.apply(CUSTOM_RESOURCE_DEFINITION, "", crd(), force=True)
+    until(lambda: api.has(PRISM_DEPLOYMENT), f"{PLURAL}.{GROUP} is served")
+
+
+def until(is_so: Callable[[], Any], what: str, patience_s: float = PATIENCE_S) -> Any:
+    """Polls; returns what `is_so` gave when it held."""
+    end_s = time.monotonic() + patience_s
+    while not (found := is_so()):
+        assert time.monotonic() < end_s, f"not within {patience_s} s: {what}"
+        time.sleep(0.05)
+    return found
+
+
+@contextmanager
+def namespace_of(api: Api) -> Iterator[str]:
+    name = f"prism-test-{uuid.uuid4().hex[:8]}"
+    api.create(NAMESPACE, "", {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}})
+    account = {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": "default"}}
+    api.apply(CHILD_KINDS[0], name, account, force=True)
+    try:
+        yield name
+    finally:
+        uid = api.get(NAMESPACE, "", name)["metadata"]["uid"]
+        api.delete(NAMESPACE, "", name, uid)
+
+
+@dataclass
+class World:
+    """One namespace with one PrismDeployment `demo`, a reconciler with a clock of its own, and its pods' kubelet."""
+
+    api: Api
+    namespace: str
+    options: OperatorOptions
+    now_s: float = 0.0
+    reconciler: Reconciler = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.restart()
+
+    def restart(self) -> None:
+        """The operator's memory is gone."""
+        self.reconciler = Reconciler(self.api, self.options, b"k" * 32, clock=lambda: self.now_s)
+
+    def put(self, spec: Mapping[str, Any], name: str = "demo") -> Object:
+        """Creates it, or replaces its spec as an editor would."""
+        body = {
+            "apiVersion": PRISM_DEPLOYMENT.api_version,
+            "kind": PRISM_DEPLOYMENT.kind,
+            "metadata": {"name": name, "namespace": self.namespace},
+            "spec": dict(spec),
+        }
+        query = {"fieldManager": "editor"}
+        path = PRISM_DEPLOYMENT.path(self.namespace)
+        try:
+            live = self.api.get(PRISM_DEPLOYMENT, self.namespace, name)
+        except NotFound:
+            return self.api.call("POST", path, query, body)
+        body["metadata"] |= {"resourceVersion": live["metadata"]["resourceVersion"]}
+        return self.api.call("PUT", f"{path}/{name}", query, body)
+
+    def step(self, name: str = "demo") -> Requeue | None:
+        """One pass, some seconds after the one before."""
+        self.now_s += 10.0
+        return self.reconciler.reconcile(self.namespace, name)
+
+    def settle(self, steps: int = 40) -> None:
+        """Passes, controllers and kubelet until nothing changes."""
+        before: Any = None
+        for _ in range(steps):
+            self.step()
+            self.run_kubelet()
+            after = self.versions()
+            if after == before and self.is_observed():
+                return
+            before = after
+            time.sleep(0.1)
+        raise AssertionError("it never settles")
+
+    def is_observed(self) -> bool:
+        """Whether the StatefulSet's controller has seen the last template and made all pods."""
+        for body in self.api.list(STATEFUL_SET, self.namespace):
+            status = body.get("status", {})
+            if status.get("observedGeneration", 0) < body["metadata"]["generation"]:
+                return False
+            if len(self.pods()) != body["spec"]["replicas"]:
+                return False
+        return True
+
+    def versions(self) -> dict[tuple[str, str], str]:
+        """resourceVersion of everything that the operator may write."""
+        kinds = [kind for kind in (*CHILD_KINDS, PRISM_DEPLOYMENT) if not kind.is_optional]
+        secret = Kind("v1", "Secret", "secrets")
+        return {
+            (kind.kind, body["metadata"]["name"]): body["metadata"]["resourceVersion"]
+            for kind in (*kinds, secret)
+            for body in self.api.list(kind, self.namespace)
+        }
+
+    def pods(self) -> list[Pod]:
+        return [Pod.from_object(body) for body in self.api.list(POD, self.namespace)]
+
+    def num_ready(self) -> int:
+        return sum(pod.is_ready for pod in self.pods())
+
+    def run_kubelet(self, bad_images: frozenset[str] = frozenset({"bad:1"})) -> None:
+        """Every pod becomes ready, but for those of a bad image."""
+        for body in self.api.list(POD, self.namespace):
+            container = body["spec"]["containers"][0]
+            is_bad = container["image"] in bad_images
+            waiting = {"reason": "ImagePullBackOff", "message": f"no such image: {container['image']}"}
+            status = {
+                "phase": "Pending" if is_bad else "Running",
+                "conditions": [{"type": "Ready", "status": "False" if is_bad else "True"}],
+                "containerStatuses": [
+                    {
+                        "name": container["name"],
+                        "image": container["image"],
+                        "imageID": "",
+                        "restartCount": 0,
+                        "ready": not is_bad,
+                        "state": {"waiting": waiting} if is_bad else {"running": {}},
+                    }
+                ],
+            }
+            if body["status"].get("phase") == status["phase"] and "containerStatuses" in body["status"]:
+                continue
+            try:
+                path = POD.path(self.namespace, body["metadata"]["name"], "status")
+                self.api.call("PATCH", path, None, {"status": status}, "application/merge-patch+json")
+            except NotFound:
+                continue
+
+    def get(self, kind: Kind, name: str) -> Object | None:
+        try:
+            return self.api.get(kind, self.namespace, name)
+        except NotFound:
+            return None
+
+    def status(self) -> PrismDeploymentStatus:
+        return PrismDeploymentStatus.parse(self.api.get(PRISM_DEPLOYMENT, self.namespace, "demo").get("status"))
+
+    def condition(self, kind: str) -> Condition:
+        found = self.status().condition(kind)
+        assert found is not None, f"no condition {kind}"
+        return found
+
+    def images(self) -> list[str]:
+        return sorted(body["spec"]["containers"][0]["image"] for body in self.api.list(POD, self.namespace))
+
+    def revisions(self) -> set[str]:
+        return {body["metadata"]["labels"][REVISION_LABEL] for body in self.api.list(POD, self.namespace)}
