@@ -9,13 +9,21 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, FilePath, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, FilePath, model_validator
 
 from prism_server.capacity.page_layout import KVDtype
 
 MIB = 1 << 20
 GIB = 1 << 30
 
+
+def _exists(path: Path) -> Path:
+    if not path.exists():
+        raise ValueError("must be a file or a directory that is there")
+    return path
+
+
+ExistingPath = Annotated[Path, AfterValidator(_exists)]
 Positive = Annotated[int, Field(ge=1)]
 NonNegative = Annotated[int, Field(ge=0)]
 Port = Annotated[int, Field(ge=0, le=65535)]
@@ -120,7 +128,9 @@ class HTTPSettings(Group):
     drain_timeout_s: Annotated[float, Field(ge=0)] = Field(
         default=60.0, description="after SIGTERM, for the running streams"
     )
-    api_keys_file: FilePath | None = Field(default=None, description="one key a line; absent: no key is asked for")
+    api_keys_file: ExistingPath | None = Field(
+        default=None, description="one key a line, or a directory of such files; absent: no key is asked for"
+    )
     admin_token_file: FilePath | None = Field(
         default=None, description="token of /internal/*; absent: no token is asked for"
     )

@@ -72,7 +72,7 @@ def test_values_are_converted_by_the_options_type() -> None:
         (["--kv.memory_fraction", "nan"], ["--kv.memory_fraction 'nan'"]),
         (["--http.request_timeout_s", "inf"], ["--http.request_timeout_s 'inf'", "finite"]),
         (["--http.port", "65536"], ["--http.port '65536'", "less than or equal to 65535"]),
-        (["--http.api_keys_file", "/no/keys"], ["--http.api_keys_file '/no/keys'", "does not point to a file"]),
+        (["--http.api_keys_file", "/no/keys"], ["--http.api_keys_file '/no/keys'", "must be a file or a directory"]),
         (["--engine.max_step_tokens", "3"], ["engine.max_step_tokens 3", "engine.max_running_sequences 64"]),
         (["--config", "/no/config.json"], ["/no/config.json", "No such file"]),
         (["serve"], ["unknown argument 'serve'"]),

@@ -182,6 +182,8 @@ class EngineStats:
 
     running_now: int = 0
     waiting_now: int = 0
+    uncached_tokens_now: int = 0
+    """Prompt tokens that running and waiting requests still have to compute."""
     total_pages: int = 0
     free_pages_now: int = 0
     evictable_pages_now: int = 0

@@ -227,6 +227,7 @@ class Owner:
         return EngineStats(
             running_now=len(scheduler.running),
             waiting_now=len(scheduler.waiting) + len(scheduler.parked),
+            uncached_tokens_now=scheduler.num_uncached_tokens,
             total_pages=kv.pool.num_pages,
             free_pages_now=kv.pool.num_free + kv.pool.num_retired,
             evictable_pages_now=kv.index.num_evictable,

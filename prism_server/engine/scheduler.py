@@ -91,6 +91,12 @@ class Scheduler:
     def has_work(self) -> bool:
         return bool(self.running or self.waiting or self.parked)
 
+    @property
+    def num_uncached_tokens(self) -> int:
+        """Prompt tokens that the running, the waiting and the parked still have to compute, as far as is known."""
+        waiting = sum(sequence.uncached_estimate for sequence in (*self.waiting, *self.parked))
+        return waiting + sum(sequence.remaining_prefill for sequence in self.running)
+
     def take_feature_changes(self) -> tuple[list[ItemKey], list[ItemKey]]:
         """Items whose features were completed, and dropped, in the plans since the last call."""
         return self._prefill.report_changes()

@@ -16,11 +16,12 @@ GRACE_S = 10.0
 
 log = logging.getLogger(__name__)
 
-FileVersion = tuple[int, int, int]
+FileVersion = tuple[str, int, int, int]
 
 
 class KeyFile:
-    """A file with one secret a line; blank lines and lines that begin with `#` do not count.
+    """A file with one secret a line, or a directory of such files (as Kubernetes mounts a Secret: hidden names are its
+    own); blank lines and lines that begin with `#` do not count.
 
     An unreadable or empty new version keeps the last good keys. `name` is what the file holds, for messages.
     """
@@ -28,7 +29,7 @@ class KeyFile:
     def __init__(self, path: Path, name: str) -> None:
         self._path = path
         self._name = name
-        self._version: FileVersion | None = None
+        self._version: tuple[FileVersion, ...] | None = None
         self._digests: frozenset[bytes] = frozenset()
         self._before: frozenset[bytes] = frozenset()
         self._before_until_s = 0.0
@@ -65,11 +66,11 @@ class KeyFile:
     def _reload(self) -> str | None:
         """Takes the file's keys in if it changed; says what is wrong with it, if anything."""
         try:
-            stat = self._path.stat()
-            version = (stat.st_mtime_ns, stat.st_ino, stat.st_size)
+            files = self._files()
+            version = tuple(map(_version_of, files))
             if version == self._version:
                 return None
-            lines = self._path.read_text("utf-8").splitlines()
+            lines = [line for file in files for line in file.read_text("utf-8").splitlines()]
         except (OSError, UnicodeDecodeError) as error:
             return f"cannot read {self._path}: {error}"
         secrets = [line.strip() for line in lines if line.strip() and not line.lstrip().startswith("#")]
@@ -77,6 +78,16 @@ class KeyFile:
             return f"{self._path} holds no key"
         self._version, self._digests = version, frozenset(map(_digest, secrets))
         return None
+
+    def _files(self) -> list[Path]:
+        if not self._path.is_dir():
+            return [self._path]
+        return sorted(file for file in self._path.iterdir() if file.is_file() and not file.name.startswith("."))
+
+
+def _version_of(file: Path) -> FileVersion:
+    stat = file.stat()
+    return file.name, stat.st_mtime_ns, stat.st_ino, stat.st_size
 
 
 def _digest(secret: str) -> bytes:

@@ -163,6 +163,7 @@ class EngineCollector(Collector):
         gauges: tuple[tuple[str, str, float], ...] = (
             ("requests_running", "requests with a place in the batch", stats.running_now),
             ("requests_waiting", "requests admitted to the queue", stats.waiting_now),
+            ("uncached_tokens", "prompt tokens that are still to be computed", stats.uncached_tokens_now),
             ("kv_pages", "pages of the pool", stats.total_pages),
             ("kv_pages_free", "pages that hold nothing", stats.free_pages_now),
             ("kv_pages_cached_idle", "pages that only the cache refers to", stats.evictable_pages_now),

@@ -35,6 +35,27 @@ def test_api_keys_rotate_without_a_restart_and_without_a_401_in_between(path: Pa
     assert keys.accepts("new-key")
 
 
+def test_a_directory_of_key_files_rotates_as_a_mounted_secret_does(tmp_path: Path) -> None:
+    """Kubernetes swaps a hidden link to a new directory; the visible names are links through it."""
+
+    def mount(name: str, files: dict[str, str]) -> None:
+        (tmp_path / name).mkdir()
+        for file, text in files.items():
+            (tmp_path / name / file).write_text(text)
+            if not (tmp_path / file).is_symlink():
+                (tmp_path / file).symlink_to(f"..data/{file}")
+        (tmp_path / "..new").symlink_to(name)
+        (tmp_path / "..new").rename(tmp_path / "..data")
+
+    mount("..1", {"team-a": "key-a\n", "team-b": "key-b"})
+    keys = KeyFile(tmp_path, "keys")
+    assert keys.accepts("key-a")
+    assert keys.accepts("key-b")
+    mount("..2", {"team-a": "key-a2\nkey-a\n", "team-b": "key-b"})
+    assert keys.accepts("key-a2")
+    assert keys.accepts("key-a")
+
+
 def test_a_removed_key_ends_after_the_grace_time(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     keys = KeyFile(path, "keys")
     monkeypatch.setattr(auth, "GRACE_S", 0.0)
