@@ -1,0 +1,1 @@
+"""The operator: PrismDeployment resources in, engine pods and an honest status out."""

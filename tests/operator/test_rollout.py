@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from prism_operator.pods import Pod
 from prism_operator.rollout import Moves, Phase, next_moves
 
