@@ -50,7 +50,7 @@ class ModelSettings(Group):
     backend: Literal["auto", "torch"] = Field(
         default="auto", description="operators; a backend that is not there is an error"
     )
-    threads: NonNegative = Field(default=0, description="torch threads on CPU; 0 leaves torch's own choice")
+    threads: NonNegative = Field(default=0, description="torch threads on CPU; 0: half of the cores")
 
     @property
     def directory(self) -> Path:

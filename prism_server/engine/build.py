@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -31,6 +32,8 @@ from prism_server.prompt.tokenizer import Tokenizer
 from prism_server.settings import GIB, ServerSettings
 
 logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 CPU_POOL_BYTES = 1 * GIB
 """The page pool of a CPU server that names no size."""
@@ -83,12 +86,14 @@ def build_parts(settings: ServerSettings, progress: Callable[[Progress], None]) 
     )
     executor = Runner(
         model,
-        PagedKV(layout, num_pages, device),
-        HostPages(layout, num_host_slots, pinned=device.type == "cuda") if num_host_slots else None,
+        _allocated("kv.memory_bytes", num_pages * layout.page_bytes, lambda: PagedKV(layout, num_pages, device)),
+        _allocated(
+            "kv.host_bytes", num_host_slots * layout.page_bytes, lambda: _host_pages(layout, num_host_slots, device)
+        ),
         num_slots=settings.engine.max_running_sequences,
         max_pages_per_sequence=min(num_pages, layout.pages_for(context)),
         eos_token_ids=tuple(sorted(tokenizer.eos_ids)),
-        threads=settings.model.threads,
+        threads=settings.model.threads or (_cpu_threads() if device.type == "cpu" else 0),
     )
     kv = KVCache(num_pages, layout.page_tokens, num_host_slots, settings.kv.prefix_cache)
     scheduler = Scheduler(
@@ -114,6 +119,25 @@ def build_parts(settings: ServerSettings, progress: Callable[[Progress], None]) 
         "dtype": str(dtype).removeprefix("torch."),
     }
     return Parts(media, prompts, scheduler, executor, info)
+
+
+def _allocated(option: str, num_bytes: int, allocate: Callable[[], T]) -> T:
+    """What `allocate` makes; StartupError where the memory is not there."""
+    try:
+        return allocate()
+    except RuntimeError as error:  # torch's own out-of-memory errors are RuntimeErrors, on CPU and CUDA alike
+        raise StartupError(
+            f"{option}: {num_bytes} bytes could not be allocated: {str(error).splitlines()[0]}"
+        ) from error
+
+
+def _host_pages(layout: PageLayout, num_slots: int, device: torch.device) -> HostPages | None:
+    return HostPages(layout, num_slots, pinned=device.type == "cuda") if num_slots else None
+
+
+def _cpu_threads() -> int:
+    """Half of the cores: torch's threads wait for the slowest of them, and requests need a core, too."""
+    return max(1, (os.cpu_count() or 1) // 2)
 
 
 def _limits(settings: ServerSettings, context: int, eos_token_ids: frozenset[int]) -> SchedulerLimits:

@@ -197,6 +197,11 @@ def test_a_missing_file_is_one_clear_line_and_exit_code_2(tmp_path: Path) -> Non
     assert missing in refused_start(**{"http.api_keys_file": missing})
 
 
+@pytest.mark.parametrize("option", ["kv.memory_bytes", "kv.host_bytes"])
+def test_memory_that_is_not_there_is_one_clear_line_and_exit_code_2(option: str) -> None:
+    assert option in refused_start(**{option: str(1 << 50)})
+
+
 def test_a_missing_weight_file_is_one_clear_line_and_exit_code_2(tmp_path: Path) -> None:
     directory = changed_checkpoint(tmp_path)
     (tmp_path / "model-00002-of-00002.safetensors").unlink()
