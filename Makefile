@@ -47,3 +47,6 @@ accuracy: $(STAMP)  ## the counts of docs/accuracy.md: fifteen minutes on two co
 clean:
 	rm -rf .venv build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+include images/images.mk
+include e2e/e2e.mk

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from prism_operator.pods import Pod
+from prism_operator.pods import Pod, Trouble
 from prism_operator.rollout import Moves, Phase, next_moves
 
 BAD = frozenset({"bad"})
@@ -28,9 +28,15 @@ def pod(ordinal: int, revision: str, *, ready: bool = True, terminating: bool = 
 
 
 def moves(
-    pods: list[Pod], desired: str | None, replicas: int, *, announced: bool = True, has_slot: bool = True
+    pods: list[Pod],
+    desired: str | None,
+    replicas: int,
+    *,
+    announced: bool = True,
+    has_slot: bool = True,
+    now_s: float = 0.0,
 ) -> Moves:
-    return next_moves(pods, desired, replicas, is_announced=announced, has_slot=has_slot)
+    return next_moves(pods, desired, replicas, is_announced=announced, has_slot=has_slot, now_s=now_s)
 
 
 @dataclass
@@ -45,6 +51,7 @@ class Cluster:
     drain_steps: int = 2
     born: int = 0
     announced: bool = False
+    now_s: float = 0.0
 
     def __post_init__(self) -> None:
         self.settle()
@@ -54,6 +61,7 @@ class Cluster:
             self.step_controllers()
 
     def step_controllers(self) -> None:
+        self.now_s += 10.0
         for ordinal in list(self.pods):
             self.age[ordinal] += 1
             item = self.pods[ordinal]
@@ -66,7 +74,8 @@ class Cluster:
         for ordinal in range(self.replicas):
             if ordinal not in self.pods:
                 self.born += 1
-                self.pods[ordinal] = pod(ordinal, self.revision, ready=False, uid=str(self.born))
+                made = pod(ordinal, self.revision, ready=False, uid=str(self.born))
+                self.pods[ordinal] = replace(made, unready_since_s=self.now_s)
                 self.age[ordinal] = 0
 
     def delete(self, ordinal: int) -> None:
@@ -78,7 +87,7 @@ class Cluster:
 
     def step_operator(self) -> Moves:
         pods = list(self.pods.values())
-        found = next_moves(pods, self.revision, self.replicas, is_announced=self.announced, has_slot=True)
+        found = moves(pods, self.revision, self.replicas, announced=self.announced, now_s=self.now_s)
         self.announced = found.phase is Phase.NO_SURGE
         if found.evict is not None:
             self.delete(found.evict.ordinal)
@@ -161,6 +170,16 @@ def test_the_next_pod_goes_only_when_all_others_are_ready() -> None:
     found = moves([pod(0, "old"), pod(1, "old"), pod(2, "new", ready=False)], "new", 3)
     assert (found.evict, found.phase) == (None, Phase.WAITING)
     assert moves([pod(0, "old"), pod(2, "new")], "new", 3).evict is None, "a pod that is missing is not available"
+
+
+def test_a_pod_whose_readiness_flickers_is_not_taken_while_another_is_missing() -> None:
+    pods = [pod(0, "old"), pod(1, "old", ready=False), pod(2, "new", ready=False)]
+    assert moves(pods, "new", 3, now_s=29.0).evict is None
+    assert moves(pods, "new", 3, now_s=30.0).evict == pods[1]
+    crashed = replace(pods[1], trouble=Trouble("Error", "it ended"))
+    assert moves([pods[0], crashed, pods[2]], "new", 3, now_s=1.0).evict == crashed
+    nobody = [pod(0, "old", ready=False), pod(1, "old", ready=False)]
+    assert moves(nobody, "new", 2, now_s=1.0).evict == nobody[1], "nobody is served: nothing to lose"
 
 
 def test_nothing_moves_while_a_pod_leaves() -> None:

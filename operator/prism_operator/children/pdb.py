@@ -1,0 +1,19 @@
+"""How many engines may be disrupted at once."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from prism_operator.children import names
+from prism_operator.children.labels import child, selector
+from prism_operator.deployment import Deployment
+
+
+def disruption_budget(deployment: Deployment) -> dict[str, Any]:
+    """One at a time, even of one replica: a node's drain is never blocked. Broken pods may always be evicted."""
+    spec = {
+        "maxUnavailable": 1,
+        "unhealthyPodEvictionPolicy": "AlwaysAllow",
+        "selector": {"matchLabels": selector(deployment, "engine")},
+    }
+    return child(deployment, "policy/v1", "PodDisruptionBudget", names.engine(deployment), spec=spec)

@@ -1,0 +1,57 @@
+"""Memory, cards and shared memory of an engine container."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from prism_operator.crd.quantity import quantity_bytes
+from prism_operator.crd.spec import PrismDeploymentSpec
+from prism_operator.refused import Refused
+
+PROCESS_BYTES = 1 << 30
+"""Asked for beside the host tier when the spec says nothing: the interpreter, torch and the pictures in work."""
+SHARED_MEMORY_BYTES = 1 << 30
+"""`/dev/shm` for the ranks of tensor parallelism; Kubernetes gives 64 MiB, in which NCCL does not start."""
+
+
+def shared_memory_bytes(spec: PrismDeploymentSpec) -> int:
+    return SHARED_MEMORY_BYTES if spec.engine.tensor_parallel > 1 else 0
+
+
+def engine_resources(spec: PrismDeploymentSpec) -> dict[str, Any]:
+    """`podTemplate.resources` as they are, with the cards, and a memory request where it names none.
+
+    `/dev/shm` counts against the container's memory limit, so it is added to the memory that the spec gives. On
+    `device: cpu` no card is asked for, beyond what `podTemplate.resources` itself names.
+    """
+    given = spec.pod_template.resources
+    shared = shared_memory_bytes(spec)
+    requests, limits = _part(given, "requests"), _part(given, "limits")
+    for part in (requests, limits):
+        if "memory" in part and shared:
+            part["memory"] = _mebibytes(_memory_bytes(part["memory"]) + shared)
+    if "memory" not in requests and "memory" not in limits:
+        requests["memory"] = _mebibytes(PROCESS_BYTES + quantity_bytes(spec.kv.host_memory) + shared)
+    if spec.engine.device != "cpu":
+        limits[spec.gpu.resource_name] = str(spec.engine.tensor_parallel)
+        requests.pop(spec.gpu.resource_name, None)
+    resources = {**given, "requests": requests, "limits": limits}
+    return {key: value for key, value in resources.items() if value}
+
+
+def _part(given: dict[str, Any], name: str) -> dict[str, Any]:
+    part = given.get(name) or {}
+    if not isinstance(part, dict):
+        raise Refused("InvalidResources", f"podTemplate.resources.{name} must be an object of quantities")
+    return dict(part)
+
+
+def _memory_bytes(quantity: Any) -> int:
+    try:
+        return quantity_bytes(str(quantity))
+    except ValueError as error:
+        raise Refused("InvalidResources", f"podTemplate.resources: memory: {error}") from None
+
+
+def _mebibytes(num_bytes: int) -> str:
+    return f"{-(-num_bytes // (1 << 20))}Mi"

@@ -1,0 +1,191 @@
+"""What each condition says of a snapshot. Pure; every function answers for one aspect."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+from prism_operator.crd.status import ConditionType
+from prism_operator.model_files import model_files
+from prism_operator.pods import condition
+from prism_operator.rollout import Phase, floor_of
+from prism_operator.snapshot import Snapshot
+
+State = Literal["True", "False", "Unknown"]
+
+LONGEST_MESSAGE_CHARS = 4096
+PLAN_TOLERANCE = 0.1
+"""A plan is an estimate of a card's working memory: measured pages within this part of it match."""
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """A condition without its times."""
+
+    type: ConditionType
+    status: State
+    reason: str
+    message: str = ""
+
+
+def verdicts(snapshot: Snapshot) -> list[Verdict]:
+    """All conditions that apply, in the order that a person reads them."""
+    found = (judge(snapshot) for judge in _JUDGES)
+    return [verdict for verdict in found if verdict is not None]
+
+
+def available(snapshot: Snapshot) -> Verdict:
+    """Whether users are served, by pods of any revision: the floor of ready pods stands behind the Service."""
+    replicas = snapshot.serving.replicas if snapshot.serving else 0
+    ready = len(snapshot.ready_pods)
+    count = f"{ready} of {replicas} pods serve"
+    if snapshot.serving is None:
+        return Verdict("Available", "False", "NoPods", "there are no engines yet")
+    if replicas == 0 and ready == 0:
+        return Verdict("Available", "False", "ScaledToZero", "spec.replicas is 0")
+    if ready == 0:
+        return Verdict("Available", "False", "NoReadyPods", count)
+    if ready < floor_of(replicas):
+        return Verdict("Available", "False", "BelowFloor", f"{count}, at least {floor_of(replicas)} should")
+    return Verdict("Available", "True", "Serving", count)
+
+
+def ready(snapshot: Snapshot) -> Verdict:
+    """Whether this very generation is what serves, with every pod."""
+    serving = snapshot.serving
+    if snapshot.freeze is not None:
+        before = f"; generation {serving.generation} serves on" if serving else ""
+        return Verdict("Ready", "False", snapshot.freeze.reason, snapshot.freeze.message + before)
+    if snapshot.problems:
+        conflicts = [problem for problem in snapshot.problems if problem.is_conflict]
+        first = (conflicts or snapshot.problems)[0]
+        reason = "ChildConflict" if conflicts else "ChildRefused"
+        return Verdict("Ready", "False", reason, f"{first.child}: {first.message}")
+    if serving is None or serving.generation < snapshot.generation:
+        return Verdict("Ready", "False", "NotApplied", "the workload has not been brought to this generation yet")
+    if snapshot.moves.phase is not Phase.DONE:
+        return Verdict("Ready", "False", snapshot.moves.phase.value, snapshot.moves.message)
+    return Verdict("Ready", "True", "RolledOut", f"generation {serving.generation}: {snapshot.moves.message}")
+
+
+def progressing(snapshot: Snapshot) -> Verdict:
+    """Whether something still moves towards the wanted state; with one replica it warns of the gap first."""
+    moves = snapshot.moves
+    if snapshot.serving is None:
+        reason = snapshot.freeze.reason if snapshot.freeze else "NotApplied"
+        return Verdict("Progressing", "False", reason, "there is no workload to roll out")
+    is_moving = moves.phase is not Phase.DONE
+    return Verdict("Progressing", "True" if is_moving else "False", moves.phase.value, moves.message)
+
+
+def stalled(snapshot: Snapshot) -> Verdict:
+    """The first pod that cannot come up, in its own words."""
+    for pod in sorted(snapshot.pods, key=lambda pod: pod.ordinal):
+        if pod.trouble is not None and not pod.is_ready and not pod.is_terminating:
+            return Verdict("Stalled", "True", pod.trouble.reason, f"{pod.name}: {pod.trouble.message}")
+    return Verdict("Stalled", "False", "NoPodStalled", "no pod is held up")
+
+
+def kv_planned(snapshot: Snapshot) -> Verdict:
+    """The sum of pages on paper."""
+    if snapshot.plan is None:
+        return Verdict("KVPlanned", "Unknown", "NoPlan", "the spec cannot be planned for")
+    status, reason, message = snapshot.plan.condition
+    return Verdict("KVPlanned", status, reason, message)
+
+
+def kv_plan_matched(snapshot: Snapshot) -> Verdict:
+    """Whether the cards hold what was planned."""
+    if not snapshot.capacities:
+        return Verdict("KVPlanMatched", "Unknown", "NotMeasured", "no ready pod has told its pages yet")
+    least = min(snapshot.capacities, key=lambda capacity: capacity.total_pages)
+    measured = f"measured {least.total_pages:,} pages on {least.pod}"
+    if snapshot.plan is None or not snapshot.plan.pages:
+        return Verdict("KVPlanMatched", "Unknown", "NotPlanned", f"{measured}; there is no plan to compare with")
+    planned, most = snapshot.plan.pages, snapshot.plan.max_pages or snapshot.plan.pages
+    compared = f"planned {planned:,}{f' to {most:,}' if most > planned else ''} pages, {measured}"
+    if least.total_pages < planned * (1 - PLAN_TOLERANCE):
+        return Verdict("KVPlanMatched", "False", "FewerPages", compared)
+    if least.total_pages > most * (1 + PLAN_TOLERANCE):
+        return Verdict("KVPlanMatched", "False", "MorePages", compared)
+    return Verdict("KVPlanMatched", "True", "Matched", compared)
+
+
+def model_ready(snapshot: Snapshot) -> Verdict:
+    """Whether the checkpoint's files are where engines look for them."""
+    return Verdict("ModelReady", *model_files(snapshot))
+
+
+def auth_ready(snapshot: Snapshot) -> Verdict:
+    """Whether the API keys that the Secret holds now are in force. The operator cannot read the Secret: pods tell."""
+    secret = snapshot.spec.auth.api_keys_secret if snapshot.spec is not None else None
+    if snapshot.spec is None:
+        return Verdict("AuthReady", "Unknown", "SpecUnreadable", "the spec cannot be read")
+    if secret is None:
+        return Verdict("AuthReady", "True", "NoKeysAsked", "no API key is asked for")
+    for pod in snapshot.pods:
+        if pod.trouble is not None and not pod.is_ready and secret in pod.trouble.message:
+            return Verdict("AuthReady", "False", "SecretNotMounted", f"{pod.name}: {pod.trouble.message}")
+    for capacity in snapshot.capacities:
+        if capacity.api_keys_problem:
+            return Verdict("AuthReady", "False", "BadKeys", f"{capacity.pod}: {capacity.api_keys_problem}")
+    if not snapshot.ready_pods:
+        return Verdict("AuthReady", "Unknown", "NoReadyPods", f"no pod has read Secret {secret} yet")
+    return Verdict("AuthReady", "True", "KeysRead", f"pods have read Secret {secret}")
+
+
+def autoscaling_ready(snapshot: Snapshot) -> Verdict | None:
+    """Whether the autoscaler works; absent where none is asked for."""
+    if snapshot.spec is None or snapshot.spec.autoscaling is None:
+        return None
+    kind = "ScaledObject" if snapshot.spec.autoscaling.kind == "KEDA" else "HorizontalPodAutoscaler"
+    if snapshot.missing_apis:
+        lacking = ", ".join(snapshot.missing_apis)
+        return Verdict("AutoscalingReady", "False", "APIMissing", f"this cluster does not serve {lacking}")
+    if snapshot.autoscaler is None:
+        return Verdict("AutoscalingReady", "Unknown", "NotMade", f"the {kind} is not there yet")
+    for kind_of_condition in ("AbleToScale", "ScalingActive", "Ready"):
+        found = condition(snapshot.autoscaler, kind_of_condition)
+        if found is not None and found["status"] == "False" and found.get("reason") != "ScalingDisabled":
+            return Verdict("AutoscalingReady", "False", found.get("reason", "Broken"), found.get("message", ""))
+    known = condition(snapshot.autoscaler, "ScalingActive") or condition(snapshot.autoscaler, "Ready")
+    if known is None:
+        return Verdict("AutoscalingReady", "Unknown", "NoNews", f"the {kind} has not been looked at yet")
+    return Verdict("AutoscalingReady", "True", "Scaling", f"the {kind} works")
+
+
+def child_conflict(snapshot: Snapshot) -> Verdict | None:
+    """Children that belong to somebody else; absent where there are none."""
+    conflicts = [f"{problem.child}: {problem.message}" for problem in snapshot.problems if problem.is_conflict]
+    return Verdict("ChildConflict", "True", "NotOurs", "; ".join(conflicts)) if conflicts else None
+
+
+def tensor_parallel_unavailable(snapshot: Snapshot) -> Verdict | None:
+    if snapshot.freeze is None or snapshot.freeze.reason != "TensorParallelUnavailable":
+        return None
+    return Verdict("TensorParallelUnavailable", "True", "TensorParallelUnavailable", snapshot.freeze.message)
+
+
+def settings_unchecked(snapshot: Snapshot) -> Verdict | None:
+    """Said where the image's version is not one whose settings this operator knows."""
+    if snapshot.is_settings_checked or snapshot.spec is None:
+        return None
+    version = snapshot.spec.image.version
+    return Verdict("SettingsUnchecked", "True", "UnknownVersion", f"the settings of version {version} are not known")
+
+
+_JUDGES: tuple[Callable[[Snapshot], Verdict | None], ...] = (
+    available,
+    ready,
+    progressing,
+    stalled,
+    kv_planned,
+    kv_plan_matched,
+    model_ready,
+    auth_ready,
+    autoscaling_ready,
+    child_conflict,
+    tensor_parallel_unavailable,
+    settings_unchecked,
+)

@@ -1,0 +1,1 @@
+"""The PrismDeployment API: pydantic models are the one source; schema, defaults and examples come from them."""

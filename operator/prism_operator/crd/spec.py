@@ -1,0 +1,216 @@
+"""`spec` of a PrismDeployment."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import Field, model_validator
+
+from prism_operator.crd.base import Annotations, ImageReference, Labels, Model, Name, Open, OptionalName, Quantity
+from prism_operator.crd.network import GatewaySpec, MonitoringSpec, NetworkPolicySpec, ServiceSpec
+from prism_operator.crd.sources import ModelSource
+
+Positive = Annotated[int, Field(ge=1, le=2**31 - 1)]
+NonNegative = Annotated[int, Field(ge=0, le=2**31 - 1)]
+
+
+class ModelSpec(Model):
+    """Which model is served, and under which name."""
+
+    source: ModelSource
+    served_name: Annotated[str, Field(max_length=253)] = Field(
+        default="", description="name in /v1/models; default: by source"
+    )
+    revision: Annotated[str, Field(max_length=128)] = Field(default="", description="part of the cache namespace")
+    shape: Literal["", "2b", "4b", "8b", "32b", "demo"] = Field(
+        default="",
+        description="shape to plan KV pages for; needed where the operator cannot tell it from the source's name",
+    )
+
+
+class ImageSpec(Model):
+    """The engine's image. `version` names its settings schema and pod template; default: the operator's own."""
+
+    reference: ImageReference = Field(default="", description="default: the operator's engine image")
+    pull_policy: Literal["Always", "IfNotPresent", "Never"] = Field(
+        default="IfNotPresent", description="when it is pulled"
+    )
+    version: Annotated[str, Field(max_length=64)] = Field(default="", description="version of what the image holds")
+
+
+class EngineSpec(Model):
+    """The engine's settings; `overrides` are further keys of its configuration, by group."""
+
+    tensor_parallel: Literal[1, 2] = Field(default=1, description="cards that one engine pod is split over")
+    device: Literal["auto", "cpu", "cuda"] = Field(default="auto", description="auto: the card, where the pod has one")
+    max_context_tokens: Positive = Field(default=32768, description="longest request, answer included")
+    max_running_sequences: Annotated[int, Field(ge=1, le=4096)] = Field(
+        default=64, description="requests computed together"
+    )
+    max_waiting_requests: Annotated[int, Field(ge=1, le=65536)] = Field(
+        default=256, description="requests that wait; beyond it: 429 with Retry-After"
+    )
+    request_timeout_seconds: Annotated[int, Field(ge=1, le=86400)] = Field(
+        default=600, description="deadline of a request, from arrival; drain.streamSeconds must hold it"
+    )
+    prefix_cache: bool = Field(
+        default=True, description="pictures and prefixes that were seen before are not computed again"
+    )
+    overlap: bool = Field(default=True, description="a step is prepared while the one before runs")
+    overrides: Open = Field(default_factory=dict, description="for example {engine: {chunk_tokens: 2048}}")
+
+
+class KVSpec(Model):
+    """The paged KV cache of each engine pod."""
+
+    dtype: Literal["fp8", "bf16"] = Field(default="fp8", description="fp8 holds almost twice the tokens of bf16")
+    page_tokens: Literal[16, 32, 64, 128] = Field(default=64, description="tokens in one page")
+    pages: NonNegative = Field(default=0, description="0: as many as the card holds")
+    min_tokens: NonNegative = Field(
+        default=0,
+        description="a card that holds fewer tokens is not eligible; 0: one request of engine.maxContextTokens",
+    )
+    memory_fraction_percent: Annotated[int, Field(ge=10, le=98)] = Field(
+        default=85, description="part of the card that the engine takes, weights included"
+    )
+    host_memory: Quantity = Field(default="0", description="host memory for cold prefixes")
+
+
+class MediaSpec(Model):
+    """Limits of pictures in requests."""
+
+    max_items: Annotated[int, Field(ge=0, le=4096)] = Field(default=64, description="pictures in one request")
+    max_item_size: Quantity = Field(default="64Mi", description="encoded bytes of one picture")
+    max_image_tokens: Annotated[int, Field(ge=16, le=16384)] = Field(
+        default=4096, description="larger pictures are scaled down to it"
+    )
+    cache_size: Quantity = Field(default="1Gi", description="decoded pictures kept in host memory")
+
+
+class AutoscalingSpec(Model):
+    """Scales `spec.replicas` through the scale subresource; leave `replicas` out of what you apply."""
+
+    cel: ClassVar[tuple[tuple[str, str], ...]] = (
+        ("self.minReplicas <= self.maxReplicas", "minReplicas must not be above maxReplicas"),
+    )
+    kind: Literal["HPA", "KEDA"] = Field(default="HPA", description="KEDA makes a ScaledObject")
+    min_replicas: Annotated[int, Field(ge=1, le=512)] = Field(default=1, description="never fewer")
+    max_replicas: Annotated[int, Field(ge=1, le=512)] = Field(default=2, description="never more")
+    target_tokens: Positive = Field(default=16384, description="waiting and running uncached tokens a pod")
+    scale_down_seconds: Annotated[int, Field(ge=0, le=3600)] = Field(
+        default=600, description="the load must have been low for so long"
+    )
+
+    @model_validator(mode="after")
+    def _min_is_not_above_max(self) -> AutoscalingSpec:
+        if self.min_replicas > self.max_replicas:
+            raise ValueError("minReplicas must not be above maxReplicas")
+        return self
+
+
+class GPUSpec(Model):
+    """The card that an engine pod gets, where the operator cannot or must not find it out."""
+
+    resource_name: Annotated[str, Field(min_length=1, max_length=253)] = Field(
+        default="nvidia.com/gpu", description="extended resource, for example nvidia.com/mig-3g.40gb"
+    )
+    memory: Quantity | None = Field(default=None, description="memory of one card; needed for shared cards")
+    sharing: Literal["none", "time-slicing", "mps"] = Field(default="none", description="how pods share one card")
+
+
+class PodTemplateSpec(Model):
+    """What is passed through to the engine pods."""
+
+    resources: Open = Field(default_factory=dict, description="of the engine container; cards are added to it")
+    node_selector: Labels = Field(default_factory=dict, description="labels of nodes that may run an engine")
+    tolerations: Annotated[list[Open], Field(max_length=32)] = Field(
+        default_factory=list, description="taints that engines tolerate"
+    )
+    affinity: Open = Field(default_factory=dict, description="a Kubernetes Affinity")
+    labels: Labels = Field(default_factory=dict, description="further labels of engine pods")
+    annotations: Annotations = Field(default_factory=dict, description="further annotations of engine pods")
+    priority_class_name: OptionalName = Field(default="", description="a PriorityClass")
+    runtime_class_name: OptionalName = Field(default="", description="a RuntimeClass, for example nvidia")
+    image_pull_secrets: Annotated[list[Name], Field(max_length=16)] = Field(
+        default_factory=list, description="Secrets with registry credentials, by name"
+    )
+    read_only_root_filesystem: bool | None = Field(
+        default=None, description="default: true on CPU, false with a card, whose runtime hooks write into it"
+    )
+
+
+class AuthSpec(Model):
+    """API keys: every value of the Secret is a file of keys, one a line. Keys rotate without a restart."""
+
+    api_keys_secret: Name | None = Field(default=None, description="name of the Secret; absent: no key is asked for")
+
+
+class DrainSpec(Model):
+    """How a pod goes: first it lags behind the proxies, then its streams run out."""
+
+    propagation_seconds: Annotated[int, Field(ge=0, le=300)] = Field(
+        default=10, description="not ready, still accepting, since proxies learn of it late"
+    )
+    stream_seconds: Annotated[int, Field(ge=1, le=86400)] = Field(
+        default=600, description="then running streams may finish"
+    )
+
+
+class StartupSpec(Model):
+    """How long a pod may take to answer."""
+
+    timeout_seconds: Annotated[int, Field(ge=10, le=86400)] = Field(
+        default=1800, description="from start to the first answer"
+    )
+    stall_seconds: Annotated[int, Field(ge=5, le=3600)] = Field(
+        default=300, description="given up earlier when nothing is loaded for so long"
+    )
+
+
+class PrismDeploymentSpec(Model):
+    """What is to be served, with how many pods, on which cards."""
+
+    cel: ClassVar[tuple[tuple[str, str], ...]] = (
+        (
+            "self.engine.requestTimeoutSeconds <= self.drain.streamSeconds",
+            "drain.streamSeconds must hold the longest request: at least engine.requestTimeoutSeconds",
+        ),
+        (
+            "has(self.operatorClass) == has(oldSelf.operatorClass)"
+            " && (!has(self.operatorClass) || self.operatorClass == oldSelf.operatorClass)",
+            "operatorClass is immutable",
+        ),
+        (
+            "!(self.engine.tensorParallel == 2 && self.gpu.resourceName.contains('mig-'))",
+            "a model cannot be split over MIG slices: tensorParallel must be 1",
+        ),
+        (
+            "self.gpu.sharing == 'none' || has(self.gpu.memory)",
+            "a shared card shows its whole memory to every pod: gpu.memory must say this pod's part",
+        ),
+    )
+    operator_class: Name = Field(default="prism", description="the operator that takes care of it; immutable")
+    template_version: NonNegative = Field(
+        default=0, description="pod template version; 0: the newest when it was created"
+    )
+    model: ModelSpec
+    image: ImageSpec = ImageSpec()
+    engine: EngineSpec = EngineSpec()
+    kv: KVSpec = KVSpec()
+    media: MediaSpec = MediaSpec()
+    replicas: Annotated[int, Field(ge=0, le=512)] = Field(default=1, description="engine pods; an autoscaler writes it")
+    autoscaling: AutoscalingSpec | None = None
+    gpu: GPUSpec = GPUSpec()
+    pod_template: PodTemplateSpec = PodTemplateSpec()
+    auth: AuthSpec = AuthSpec()
+    drain: DrainSpec = DrainSpec()
+    startup: StartupSpec = StartupSpec()
+    network_policy: NetworkPolicySpec = NetworkPolicySpec()
+    service: ServiceSpec = ServiceSpec()
+    monitoring: MonitoringSpec = MonitoringSpec()
+    gateway: GatewaySpec | None = None
+
+    @classmethod
+    def parse(cls, spec: dict[str, Any]) -> PrismDeploymentSpec:
+        """From the wire. Raises pydantic's ValidationError, which the status reports, for what CEL let through."""
+        return cls.model_validate(spec)

@@ -1,0 +1,75 @@
+"""What is to be applied for one PrismDeployment, or why nothing may change. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from pydantic import ValidationError
+
+from prism_operator.children import children, versions
+from prism_operator.deployment import Deployment
+from prism_operator.nodes import NodeFacts
+from prism_operator.observe import ANNOTATION_GENERATION
+from prism_operator.options import OperatorOptions
+from prism_operator.plan import KVPlan, plan_kv
+from prism_operator.refused import Refused
+
+
+@dataclass(frozen=True, slots=True)
+class Intent:
+    """`children` is None when what serves is to be kept as it is: no apply, no prune. `freeze` says why."""
+
+    deployment: Deployment | None = None
+    plan: KVPlan | None = None
+    children: Sequence[dict[str, Any]] | None = None
+    freeze: Refused | None = None
+
+    def frozen(self, why: Refused) -> Intent:
+        return replace(self, children=None, freeze=why)
+
+
+def intend(
+    body: Mapping[str, Any],
+    options: OperatorOptions,
+    stateful_set: Mapping[str, Any] | None,
+    nodes: Sequence[NodeFacts] | None,
+    apis: frozenset[str],
+) -> Intent:
+    """`body` is the PrismDeployment, `stateful_set` its workload as it is, `nodes` None where they may not be read."""
+    intent = Intent()
+    try:
+        deployment = Deployment.from_object(body)
+        intent = replace(intent, deployment=deployment)
+        plan = plan_kv(deployment.spec, nodes)
+        intent = replace(intent, plan=plan)
+        _check_workload(deployment, plan, stateful_set)
+        pinned, version = versions.pinned(deployment, options, stateful_set)
+        wanted = children(deployment, pinned, version, apis)
+    except ValidationError as invalid:
+        return intent.frozen(Refused("SpecUnreadable", _problems(invalid)))
+    except Refused as refused:
+        return intent.frozen(refused)
+    return replace(intent, children=[_with_generation(child, deployment.generation) for child in wanted])
+
+
+def _check_workload(deployment: Deployment, plan: KVPlan, stateful_set: Mapping[str, Any] | None) -> None:
+    """Facts decide whether a workload may be made or changed. One that stays as it is stays, whatever they say now."""
+    if deployment.spec.engine.tensor_parallel > 1:
+        raise Refused("TensorParallelUnavailable", "engine.tensorParallel 2 cannot be served by this version yet")
+    annotations = (stateful_set or {}).get("metadata", {}).get("annotations") or {}
+    is_unchanged = annotations.get(versions.ANNOTATION_TEMPLATE_INPUTS) == versions.template_inputs(deployment)
+    if not plan.feasible and not is_unchanged:
+        raise Refused(plan.reason, plan.message)
+
+
+def _with_generation(child: dict[str, Any], generation: int) -> dict[str, Any]:
+    if child["kind"] != "StatefulSet":
+        return child
+    annotations = {**child["metadata"].get("annotations", {}), ANNOTATION_GENERATION: str(generation)}
+    return {**child, "metadata": {**child["metadata"], "annotations": annotations}}
+
+
+def _problems(invalid: ValidationError) -> str:
+    return "; ".join(f"spec.{'.'.join(map(str, error['loc']))}: {error['msg']}" for error in invalid.errors())

@@ -1,0 +1,293 @@
+"""One pass: read everything, decide, apply, roll one step, say how it stands. Level-based: why it runs is no matter."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from functools import partial
+
+from prism_operator import announce
+from prism_operator.admin_client import admin_token, read_capacities
+from prism_operator.api import (
+    POD,
+    PRISM_DEPLOYMENT,
+    SECRET,
+    STATEFUL_SET,
+    Api,
+    Conflict,
+    Forbidden,
+    Invalid,
+    NotFound,
+    Object,
+    TooManyRequests,
+)
+from prism_operator.apply import apply_children, prune
+from prism_operator.children import config, labels, missing_apis, names
+from prism_operator.crd.status import PrismDeploymentStatus
+from prism_operator.deployment import Deployment
+from prism_operator.drift import needs_apply, stamped
+from prism_operator.intent import Intent, intend
+from prism_operator.measures import Measures
+from prism_operator.nodes import NodeFacts
+from prism_operator.observe import ClusterFacts, Observed, identity, observe, read_claim
+from prism_operator.options import OperatorOptions
+from prism_operator.pods import lost_nodes
+from prism_operator.queue import Key
+from prism_operator.refused import Refused
+from prism_operator.rollout import Moves, Phase, next_moves
+from prism_operator.slots import RolloutSlots
+from prism_operator.snapshot import Problem, Snapshot
+from prism_operator.status import is_due, next_status, transitions
+from prism_operator.tokens import token_secret
+
+log = logging.getLogger(__name__)
+
+AUTOSCALERS = frozenset({"HorizontalPodAutoscaler", "ScaledObject"})
+
+
+@dataclass(frozen=True, slots=True)
+class Requeue:
+    """Come back after so many seconds, whatever happens in between."""
+
+    after_s: float
+
+
+@dataclass(slots=True)
+class _Memory:
+    """What one process remembers of a deployment; losing it costs a few calls and nothing else."""
+
+    uid: str
+    measures: Measures
+    status_written_s: float = float("-inf")
+    token_applied_s: float = float("-inf")
+
+
+class Reconciler:
+    """`key` makes the admin tokens. Passes for different deployments may overlap; two for one may not."""
+
+    def __init__(
+        self, api: Api, options: OperatorOptions, key: bytes, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._api = api
+        self._options = options
+        self._key = key
+        self._clock = clock
+        self._facts = ClusterFacts(api, clock)
+        self._slots = RolloutSlots(options.max_concurrent_rollouts)
+        self._memory: dict[Key, _Memory] = {}
+
+    def reconcile(self, namespace: str, name: str) -> Requeue | None:
+        """One pass over one PrismDeployment. Raises ApiError when the API server fails; another pass repairs that."""
+        key = Key(namespace, name)
+        try:
+            body = self._api.get(PRISM_DEPLOYMENT, namespace, name)
+        except NotFound:
+            self._forget(key)
+            return None
+        who = identity(body)
+        if body["metadata"].get("deletionTimestamp") or _class_of(body) != self._options.operator_class:
+            self._forget(key)
+            return None
+        memory = self._remember(key, who)
+        before = PrismDeploymentStatus.parse(body.get("status"))
+        observed = observe(self._api, self._facts, who)
+        intent = self._checked(self._intend(body, observed, before), observed)
+        problems = self._carry_out(who, intent, observed, memory)
+        moves = self._next_moves(who, before, observed)
+        snapshot = self._snapshot(who, intent, observed, problems, moves, memory)
+        status_due_s = self._say(body, before, snapshot, memory)
+        self._move(who, moves)
+        return self._requeue(snapshot, status_due_s, memory.measures.retry_s)
+
+    def _remember(self, key: Key, who: Deployment) -> _Memory:
+        memory = self._memory.get(key)
+        if memory is not None and memory.uid == who.uid:
+            return memory
+        self._forget(key)
+        options = self._options
+        read = partial(read_capacities, token=admin_token(self._key, who.uid), port=names.ADMIN_PORT)
+        measures = Measures(read, options.status_min_interval_s, options.eviction_retry_s, self._clock)
+        self._memory[key] = _Memory(who.uid, measures)
+        return self._memory[key]
+
+    def _forget(self, key: Key) -> None:
+        memory = self._memory.pop(key, None)
+        if memory is not None:
+            self._slots.release(memory.uid)
+
+    def _intend(self, body: Object, observed: Observed, before: PrismDeploymentStatus) -> Intent:
+        nodes = None if observed.nodes is None else [NodeFacts.from_object(node) for node in observed.nodes]
+        intent = intend(body, self._options, observed.stateful_set, nodes, self._facts.served())
+        if before.selector is not None or intent.children is None:
+            return intent
+        # an autoscaler that finds no selector in the status complains; it is made once there is one
+        return replace(intent, children=[child for child in intent.children if child["kind"] not in AUTOSCALERS])
+
+    def _checked(self, intent: Intent, observed: Observed) -> Intent:
+        """Asks the API server about a changed workload first: one that it refuses must not change anything else."""
+        workload = next((child for child in intent.children or () if child["kind"] == "StatefulSet"), None)
+        if workload is None:
+            return intent
+        wanted, metadata = stamped(workload), workload["metadata"]
+        live = observed.children.get(("StatefulSet", metadata["name"]))
+        if not needs_apply(wanted, live) or (live is None and self._exists(metadata)):
+            return intent
+        try:
+            answer = self._api.apply(STATEFUL_SET, metadata["namespace"], wanted, force=True, dry_run=True)
+        except (Invalid, Forbidden) as refusal:
+            return intent.frozen(Refused("WorkloadRefused", refusal.message))
+        if _has_image_volume(workload) and not _has_image_volume(answer):
+            why = "model.source.image: the API server drops image volumes; it is older than 1.35 or has them off"
+            return intent.frozen(Refused("ImageVolumeUnsupported", why))
+        return intent
+
+    def _exists(self, metadata: Object) -> bool:
+        """Somebody else's: `apply_children` tells of the conflict."""
+        try:
+            self._api.get(STATEFUL_SET, metadata["namespace"], metadata["name"])
+        except NotFound:
+            return False
+        return True
+
+    def _carry_out(self, who: Deployment, intent: Intent, observed: Observed, memory: _Memory) -> list[Problem]:
+        options = self._options
+        problems = [] if intent.children is None and observed.serving is None else self._apply_token(who, memory)
+        if intent.children is None:
+            return problems
+        problems += apply_children(self._api, intent.children, observed.children, who.uid, options.operator_class)
+        if not problems:
+            in_use = [*observed.pod_specs, *(_pod_spec(child) for child in intent.children)]
+            prune(self._api, intent.children, observed.children, in_use)
+        return problems
+
+    def _apply_token(self, who: Deployment, memory: _Memory) -> list[Problem]:
+        """Nobody tells the operator that this Secret is gone, so it is applied again and again; no change, no write."""
+        if self._clock() - memory.token_applied_s < self._options.resync_s:
+            return []
+        secret = token_secret(who, self._key, self._options.operator_class)
+        try:
+            self._api.apply(SECRET, who.namespace, secret)
+        except (Conflict, Invalid, Forbidden) as error:
+            problem = Problem(isinstance(error, Conflict), f"Secret {names.admin_token(who)}", error.message)
+            return [problem]
+        memory.token_applied_s = self._clock()
+        return []
+
+    def _next_moves(self, who: Deployment, before: PrismDeploymentStatus, observed: Observed) -> Moves:
+        serving = observed.serving
+        said = before.condition("Progressing")
+        is_announced = (
+            said is not None and said.reason == Phase.NO_SURGE.value and said.observed_generation == who.generation
+        )
+        plan = partial(
+            next_moves,
+            observed.pods,
+            serving.desired_revision if serving else None,
+            serving.replicas if serving else 0,
+            is_announced=is_announced,
+            lost_nodes=lost_nodes(observed.nodes or ()),
+            now_s=time.time(),
+            lost_node_grace_s=self._options.lost_node_grace_s,
+        )
+        moves = plan(has_slot=True)
+        if moves.wants_slot and not self._slots.take(who.uid):
+            moves = plan(has_slot=False)
+        is_stuck = serving is not None and any(
+            pod.trouble is not None and not pod.is_ready and pod.revision == serving.desired_revision
+            for pod in observed.pods
+        )
+        if not moves.wants_slot or is_stuck:
+            self._slots.release(who.uid)
+        return moves
+
+    def _move(self, who: Deployment, moves: Moves) -> None:
+        """After the status: with one replica it has to tell of the gap before there is one."""
+        for pod in moves.force_delete:
+            log.warning("%s/%s is stuck on lost node %s: force-deleting it", who.namespace, pod.name, pod.node)
+            self._api.delete(POD, who.namespace, pod.name, pod.uid, grace_s=0)
+        if moves.evict is None:
+            return
+        log.info("evicting %s/%s for the rollout", who.namespace, moves.evict.name)
+        try:
+            self._api.evict(who.namespace, moves.evict.name, moves.evict.uid)
+        except TooManyRequests as budget:
+            log.info("the disruption budget holds %s/%s back: %s", who.namespace, moves.evict.name, budget.message)
+
+    def _snapshot(
+        self,
+        who: Deployment,
+        intent: Intent,
+        observed: Observed,
+        problems: Sequence[Problem],
+        moves: Moves,
+        memory: _Memory,
+    ) -> Snapshot:
+        spec = intent.deployment.spec if intent.deployment else None
+        facts: dict[str, str] = {
+            "selector": ",".join(f"{key}={value}" for key, value in labels.selector(who, "engine").items())
+        }
+        if spec is not None:
+            port = "" if spec.service.port == 80 else f":{spec.service.port}"
+            facts["url"] = f"http://{names.service(who)}.{who.namespace}.svc{port}"
+            facts["model"] = config.served_name(spec)
+        absent = missing_apis(intent.deployment, self._facts.served()) if intent.deployment else []
+        return Snapshot(
+            generation=who.generation,
+            moves=moves,
+            spec=spec,
+            serving=observed.serving,
+            pods=observed.pods,
+            freeze=intent.freeze,
+            plan=intent.plan,
+            problems=problems,
+            missing_apis=absent,
+            capacities=memory.measures.of(observed.pods),
+            claim=read_claim(self._api, who, spec) if spec is not None else None,
+            loader_job=observed.child("Job"),
+            loader_trouble=observed.loader_trouble,
+            autoscaler=observed.child("HorizontalPodAutoscaler") or observed.child("ScaledObject"),
+            is_settings_checked=spec is None or config.is_checked(spec),
+            facts=facts,
+        )
+
+    def _say(self, body: Object, before: PrismDeploymentStatus, snapshot: Snapshot, memory: _Memory) -> float | None:
+        """Writes the status if it says something new. Returns the seconds until what is held back may be written."""
+        after = next_status(snapshot, before, datetime.now(UTC))
+        since_s = self._clock() - memory.status_written_s
+        if not is_due(before, after, since_s, self._options.status_min_interval_s):
+            return None if before == after else self._options.status_min_interval_s - since_s
+        metadata = body["metadata"]
+        said = after.to_object()
+        gone = dict.fromkeys((body.get("status") or {}).keys() - said.keys())
+        try:
+            self._api.merge_status(PRISM_DEPLOYMENT, metadata["namespace"], metadata["name"], said | gone)
+        except NotFound:
+            return None
+        memory.status_written_s = self._clock()
+        announce.transitions(self._api, body, transitions(before.conditions, after.conditions), self._options)
+        return None
+
+    def _requeue(self, snapshot: Snapshot, *due_s: float | None) -> Requeue | None:
+        options = self._options
+        waits = [due for due in due_s if due is not None]
+        if snapshot.moves.wants_slot:
+            waits.append(options.eviction_retry_s)
+        if any(pod.is_terminating for pod in snapshot.pods):
+            waits.append(options.lost_node_grace_s)
+        return Requeue(max(min(waits), 0.1)) if waits else None
+
+
+def _class_of(body: Object) -> str:
+    return str(body.get("spec", {}).get("operatorClass", "prism"))
+
+
+def _pod_spec(child: Object) -> Object:
+    spec: Object = child.get("spec", {}).get("template", {}).get("spec", {})
+    return spec
+
+
+def _has_image_volume(stateful_set: Object) -> bool:
+    return any("image" in volume for volume in _pod_spec(stateful_set).get("volumes") or ())

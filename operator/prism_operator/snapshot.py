@@ -1,0 +1,71 @@
+"""All that a status is made of, as one pass found it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from prism_operator.admin_client import Capacity
+from prism_operator.crd.spec import PrismDeploymentSpec
+from prism_operator.plan import KVPlan
+from prism_operator.pods import Pod, Trouble
+from prism_operator.refused import Refused
+from prism_operator.rollout import Moves
+
+
+@dataclass(frozen=True, slots=True)
+class Serving:
+    """The engines' StatefulSet as it is."""
+
+    generation: int
+    """Of the PrismDeployment when it was last applied."""
+    replicas: int
+    template_version: int
+    desired_revision: str | None
+    """None while its controller has not seen the last template."""
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """A child that could not be brought to what the spec says."""
+
+    is_conflict: bool
+    """Somebody else's: it is left alone."""
+    child: str
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """`spec` is None when this operator cannot read it; then `freeze` says why."""
+
+    generation: int
+    moves: Moves
+    spec: PrismDeploymentSpec | None = None
+    serving: Serving | None = None
+    pods: Sequence[Pod] = ()
+    freeze: Refused | None = None
+    plan: KVPlan | None = None
+    problems: Sequence[Problem] = ()
+    missing_apis: Sequence[str] = ()
+    """Group versions that the spec asks for and the cluster lacks."""
+    capacities: Sequence[Capacity] = ()
+    """What ready pods say of themselves."""
+    claim: Mapping[str, Any] | None = None
+    """The PersistentVolumeClaim of the model; None: there is none."""
+    loader_job: Mapping[str, Any] | None = None
+    loader_trouble: Trouble | None = None
+    autoscaler: Mapping[str, Any] | None = None
+    is_settings_checked: bool = True
+    facts: Mapping[str, Any] = field(default_factory=dict)
+    """Names for the status: `selector`, `url`, `model`."""
+
+    @property
+    def ready_pods(self) -> list[Pod]:
+        return [pod for pod in self.pods if pod.is_ready]
+
+    @property
+    def is_frozen(self) -> bool:
+        """The spec cannot be used; what was there before goes on."""
+        return self.freeze is not None

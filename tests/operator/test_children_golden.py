@@ -1,0 +1,122 @@
+"""The objects of a table of specs, byte by byte. `PRISM_REWRITE_GOLDEN=1` writes the files anew."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from deployments import DEMO, HUB, deployment, merged
+
+from prism_operator.children import OPTIONAL_APIS, children
+from prism_operator.deployment import TEMPLATE_VERSIONS
+from prism_operator.options import OperatorOptions
+
+GOLDEN = Path(__file__).parent / "golden"
+REWRITE = os.environ.get("PRISM_REWRITE_GOLDEN") == "1"
+
+SPECS: dict[str, dict[str, Any]] = {
+    "demo_cpu": DEMO,
+    "demo_cpu_beside_a_card": merged(
+        DEMO,
+        {
+            "kv": {"pages": 64},
+            "gpu": {"memory": "32Gi"},
+            "podTemplate": {"resources": {"limits": {"nvidia.com/gpu": "1", "memory": "4Gi"}}},
+        },
+    ),
+    "hugging_face_h200": merged(
+        HUB,
+        {
+            "model": {
+                "source": {
+                    "huggingFace": {
+                        "revision": "0c351dd",
+                        "tokenSecret": {"name": "hub"},
+                        "storage": {"size": "40Gi", "storageClassName": "fast"},
+                    }
+                }
+            },
+            "replicas": 3,
+            "autoscaling": {"minReplicas": 2, "maxReplicas": 8},
+            "auth": {"apiKeysSecret": "keys"},
+            "kv": {"hostMemory": "64Gi"},
+        },
+    ),
+    "pvc_tensor_parallel": {
+        "model": {"source": {"pvc": {"claimName": "models", "path": "qwen3-vl-32b"}}},
+        "engine": {"tensorParallel": 2, "overrides": {"engine": {"chunk_tokens": 2048}}},
+        "kv": {"dtype": "bf16", "memoryFractionPercent": 90},
+        "podTemplate": {
+            "resources": {"requests": {"cpu": "4", "memory": "32Gi"}, "limits": {"memory": "48Gi"}},
+            "nodeSelector": {"pool": "gpu"},
+            "tolerations": [{"key": "gpu", "operator": "Exists"}],
+            "affinity": {"podAntiAffinity": {}},
+            "labels": {"team": "a", "app.kubernetes.io/name": "theirs"},
+            "annotations": {"note": "b"},
+            "priorityClassName": "high",
+            "runtimeClassName": "nvidia",
+            "imagePullSecrets": ["pull"],
+        },
+    },
+    "image_volume_public": {
+        "model": {"source": {"image": {"reference": "registry/models/qwen3-vl-4b:v1", "path": "files"}}},
+        "image": {"reference": "registry/prism-server:dev", "pullPolicy": "Always"},
+        "service": {"type": "LoadBalancer", "port": 8080, "annotations": {"lb": "internal"}},
+        "networkPolicy": {
+            "metricsFrom": [{"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "monitoring"}}}],
+            "egressTo": [{"ipBlock": {"cidr": "10.0.0.0/8"}}],
+        },
+        "autoscaling": {"kind": "KEDA", "maxReplicas": 4, "scaleDownSeconds": 60},
+    },
+    "host_path_no_policies": {
+        "model": {"source": {"hostPath": {"path": "/srv/qwen3-vl-2b"}}},
+        "networkPolicy": {"enabled": False},
+        "drain": {"propagationSeconds": 0, "streamSeconds": 900},
+        "startup": {"timeoutSeconds": 61},
+        "gpu": {"resourceName": "nvidia.com/mig-3g.20gb"},
+    },
+    "shared_claim_mirror": merged(
+        HUB,
+        {
+            "model": {
+                "source": {"huggingFace": {"endpoint": "http://hub.mirror:8080", "storage": {"claimName": "all"}}}
+            },
+            "networkPolicy": {"ingressFrom": [{"podSelector": {"matchLabels": {"app": "web"}}}]},
+        },
+    ),
+}
+
+
+class ReadableDumper(yaml.SafeDumper):
+    """Texts of several lines as blocks, so that a difference can be read."""
+
+    def ignore_aliases(self, data: Any) -> bool:
+        return True
+
+
+def _text(dumper: yaml.SafeDumper, text: str) -> yaml.Node:
+    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style="|" if "\n" in text else None)
+
+
+ReadableDumper.add_representer(str, _text)
+
+
+@pytest.mark.parametrize("version", TEMPLATE_VERSIONS)
+@pytest.mark.parametrize("name", SPECS)
+def test_children_are_the_golden_ones(name: str, version: int) -> None:
+    options = OperatorOptions(allow_host_path=True)
+    objects = children(deployment(SPECS[name]), options, version, OPTIONAL_APIS)
+    text = yaml.dump_all(objects, Dumper=ReadableDumper, sort_keys=False, width=120)
+    path = GOLDEN / f"v{version}" / f"{name}.yaml"
+    if REWRITE:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    assert text == path.read_text()
+
+
+def test_every_golden_file_has_its_spec() -> None:
+    found = {path.relative_to(GOLDEN).as_posix() for path in GOLDEN.rglob("*.yaml")}
+    assert found == {f"v{version}/{name}.yaml" for version in TEMPLATE_VERSIONS for name in SPECS}

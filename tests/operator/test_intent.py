@@ -1,0 +1,90 @@
+"""What may change, and what freezes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+from prism_operator.intent import Intent, intend
+from prism_operator.nodes import NodeFacts
+from prism_operator.options import OperatorOptions
+
+CARD = {"nvidia.com/gpu": 1}
+SMALL = NodeFacts("small", labels={"nvidia.com/gpu.memory": "8192"}, allocatable=CARD)
+LARGE = NodeFacts("large", labels={"nvidia.com/gpu.memory": "143771"}, allocatable=CARD)
+SERVED = {"source": {"pvc": {"claimName": "files"}}, "shape": "8b"}
+
+
+def intent(
+    spec: Mapping[str, Any],
+    nodes: list[NodeFacts] | None = None,
+    live: Mapping[str, Any] | None = None,
+    options: OperatorOptions | None = None,
+) -> Intent:
+    metadata = {"name": "demo", "namespace": "ns", "uid": "u", "generation": 4}
+    return intend({"metadata": metadata, "spec": spec}, options or OperatorOptions(), live, nodes, frozenset())
+
+
+def workload(found: Intent) -> dict[str, Any]:
+    assert found.children is not None, found.freeze
+    return next(child for child in found.children if child["kind"] == "StatefulSet")
+
+
+def reason(found: Intent) -> str:
+    assert found.children is None
+    assert found.freeze is not None
+    return found.freeze.reason
+
+
+def test_a_spec_that_can_be_served_has_children_and_a_plan() -> None:
+    found = intent({"model": SERVED}, [LARGE])
+    assert found.plan is not None
+    assert found.plan.pages is not None
+    assert workload(found)["metadata"]["annotations"]["prism-infer.io/generation"] == "4"
+
+
+@pytest.mark.parametrize(
+    ("spec", "expected"),
+    [
+        ({"model": SERVED, "surprise": 1}, "SpecUnreadable"),
+        ({"model": SERVED, "engine": {"tensorParallel": 2}}, "TensorParallelUnavailable"),
+        ({"model": SERVED}, "DoesNotFit"),
+        ({"model": {"source": {"hostPath": {"path": "/m"}}}}, "HostPathNotAllowed"),
+        ({"model": SERVED, "gpu": {"memory": "80Gi"}, "engine": {"overrides": {"kv": {"x": 1}}}}, "InvalidSettings"),
+    ],
+)
+def test_a_spec_that_cannot_be_served_has_a_reason_and_no_children(spec: dict[str, Any], expected: str) -> None:
+    assert reason(intent(spec, [SMALL])) == expected
+
+
+def test_tensor_parallelism_has_its_plan_though_no_pods() -> None:
+    found = intent({"model": SERVED, "engine": {"tensorParallel": 2}, "gpu": {"memory": "80Gi"}})
+    assert reason(found) == "TensorParallelUnavailable"
+    assert found.plan is not None
+    assert found.plan.pages is not None
+
+
+def test_no_fact_about_nodes_touches_a_workload_that_serves() -> None:
+    live = workload(intent({"model": SERVED}, [LARGE]))
+    now_too_small = intent({"model": SERVED}, [SMALL], live)
+    assert workload(now_too_small) == live
+    assert now_too_small.plan is not None
+    assert now_too_small.plan.status == "False", "the plan says so all the same"
+    assert workload(intent({"model": SERVED, "replicas": 5}, [SMALL], live))["spec"]["replicas"] == 5
+    assert reason(intent({"model": SERVED, "kv": {"dtype": "bf16"}}, [SMALL], live)) == "DoesNotFit"
+    assert workload(intent({"model": SERVED}, None, live)) == live
+    assert workload(intent({"model": SERVED}, [NodeFacts("bare")], live)) == live
+
+
+def test_facts_never_reach_the_workload() -> None:
+    assert workload(intent({"model": SERVED}, [LARGE])) == workload(intent({"model": SERVED}, None))
+
+
+def test_an_operator_upgrade_alone_changes_no_workload() -> None:
+    live = workload(intent({"model": SERVED}))
+    newer = OperatorOptions(engine_image="prism-server:9.9")
+    assert workload(intent({"model": SERVED}, live=live, options=newer)) == live
+    edited = workload(intent({"model": SERVED, "kv": {"dtype": "bf16"}}, live=live, options=newer))
+    assert edited["spec"]["template"]["spec"]["containers"][0]["image"] == "prism-server:9.9"

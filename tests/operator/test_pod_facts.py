@@ -1,0 +1,92 @@
+"""What a pod says of itself."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from prism_operator.pods import Pod, lost_nodes
+
+
+def body(status: dict[str, Any] | None = None, **metadata: Any) -> dict[str, Any]:
+    labels = {"controller-revision-hash": "demo-engine-7d"}
+    return {
+        "metadata": {
+            "name": "demo-engine-11",
+            "uid": "u",
+            "creationTimestamp": "2026-01-01T00:00:00Z",
+            "labels": labels,
+            **metadata,
+        },
+        "spec": {"nodeName": "n"},
+        "status": status or {},
+    }
+
+
+def container(state: dict[str, Any], last: dict[str, Any] | None = None, *, ready: bool = False) -> dict[str, Any]:
+    return {"containerStatuses": [{"name": "prism-serve", "ready": ready, "state": state, "lastState": last or {}}]}
+
+
+READY = {"conditions": [{"type": "Ready", "status": "True"}]}
+CRASH = {"terminated": {"exitCode": 2, "reason": "Error", "message": "settings: kv.dtpe: no such option\n"}}
+
+
+def test_identity_readiness_and_leaving() -> None:
+    pod = Pod.from_object(body(READY))
+    assert (pod.ordinal, pod.revision, pod.is_ready, pod.node) == (11, "demo-engine-7d", True, "n")
+    leaving = Pod.from_object(body(READY, deletionTimestamp="2026-01-01T00:00:30Z"))
+    assert (leaving.is_ready, leaving.is_terminating) == (False, True)
+    assert leaving.gone_by_s == 1767225630.0
+
+
+@pytest.mark.parametrize(
+    ("status", "reason", "message"),
+    [
+        (
+            {"conditions": [{"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "0/1"}]},
+            "Unschedulable",
+            "0/1",
+        ),
+        (container({"waiting": {"reason": "ImagePullBackOff", "message": "no"}}), "ImagePullBackOff", "no"),
+        (
+            container({"waiting": {"reason": "CrashLoopBackOff"}}, CRASH),
+            "Error",
+            "prism-serve ended with exit code 2: settings: kv.dtpe: no such option",
+        ),
+        (
+            container({"running": {}}, CRASH),
+            "Error",
+            "prism-serve ended with exit code 2: settings: kv.dtpe: no such option",
+        ),
+    ],
+)
+def test_trouble_is_told_in_the_pods_own_words(status: dict[str, Any], reason: str, message: str) -> None:
+    trouble = Pod.from_object(body(status)).trouble
+    assert trouble is not None
+    assert (trouble.reason, trouble.message) == (reason, message)
+
+
+@pytest.mark.parametrize(
+    "status",
+    [
+        container({"waiting": {"reason": "ContainerCreating"}}),
+        container({"running": {}}),
+        container({"running": {}}, CRASH, ready=True),
+        {},
+    ],
+)
+def test_a_young_pod_or_a_serving_one_has_no_trouble(status: dict[str, Any]) -> None:
+    assert Pod.from_object(body(status)).trouble is None
+
+
+def test_a_pod_that_waits_for_a_volume_is_held_back() -> None:
+    assert Pod.from_object(body(container({"waiting": {"reason": "ContainerCreating"}}))).is_held_back
+    assert not Pod.from_object(body(container({"running": {}}))).is_held_back
+
+
+def test_nodes_that_are_not_known_to_be_ready_are_lost() -> None:
+    def node(name: str, status: str) -> dict[str, Any]:
+        return {"metadata": {"name": name}, "status": {"conditions": [{"type": "Ready", "status": status}]}}
+
+    assert lost_nodes([node("a", "True"), node("b", "Unknown"), node("c", "False")]) == {"b", "c"}
