@@ -216,11 +216,6 @@ class Api:
             return False
         return any(resource["name"] == kind.plural for resource in answer.get("resources") or ())
 
-    def server_version(self) -> tuple[int, int]:
-        """(major, minor)."""
-        answer = self.call("GET", "/version")
-        return int(answer["major"]), int("".join(filter(str.isdigit, answer["minor"])))
-
     def call(
         self,
         method: str,

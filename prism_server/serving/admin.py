@@ -93,4 +93,5 @@ def _capacity(services: Services) -> dict[str, object]:
         "max_running": settings.max_running_sequences,
         "max_waiting": settings.max_waiting_requests,
         "phase": life.phase,
+        "api_keys_problem": services.api_keys.check() if services.api_keys else None,
     }

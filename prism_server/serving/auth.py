@@ -34,9 +34,10 @@ class KeyFile:
         self._before: frozenset[bytes] = frozenset()
         self._before_until_s = 0.0
         self._checked_s = time.monotonic()
-        problem = self._reload()
-        if problem:
-            raise StartupError(f"{name}: {problem}")
+        self.problem = self._reload()
+        """What is wrong with the newest version, while the last good keys stay valid; None when nothing is."""
+        if self.problem:
+            raise StartupError(f"{name}: {self.problem}")
 
     def accepts(self, secret: str) -> bool:
         """Whether `secret` is one of the keys. Looks at the file at most once a second, and for every unknown key."""
@@ -48,6 +49,11 @@ class KeyFile:
         self._refresh(now_s)  # the key may be newer than the last look
         return self._holds(secret, now_s)
 
+    def check(self) -> str | None:
+        """Looks at the files now; says what is wrong with them, if anything."""
+        self._refresh(time.monotonic())
+        return self.problem
+
     def _holds(self, secret: str, now_s: float) -> bool:
         digest = _digest(secret)
         valid = self._digests | (self._before if now_s < self._before_until_s else frozenset())
@@ -57,9 +63,11 @@ class KeyFile:
     def _refresh(self, now_s: float) -> None:
         self._checked_s = now_s
         before, version = self._digests, self._version
-        problem = self._reload()
+        problem, known = self._reload(), self.problem
+        self.problem = problem
         if problem:
-            log.warning("%s: %s; the last good ones stay valid", self._name, problem)
+            if problem != known:
+                log.warning("%s: %s; the last good ones stay valid", self._name, problem)
         elif version != self._version and before != self._digests:
             self._before, self._before_until_s = before, now_s + GRACE_S
 

@@ -57,7 +57,7 @@ def test_the_operator_may_write_its_children_and_nothing_else(chart: Chart, valu
         *(("", "pods", verb) for verb in (*read, "delete")),
         ("", "pods/eviction", "create"),
         *(("apps", "controllerrevisions", verb) for verb in read),
-        ("", "events", "create"),
+        *(("", "events", verb) for verb in ("get", "list", "create")),
         *(("", "secrets", verb) for verb in ("create", "patch")),
     }
     if values["scope"] == "cluster":

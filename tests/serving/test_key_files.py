@@ -35,6 +35,15 @@ def test_api_keys_rotate_without_a_restart_and_without_a_401_in_between(path: Pa
     assert keys.accepts("new-key")
 
 
+def test_what_is_wrong_with_the_newest_keys_is_said_until_it_is_right(path: Path) -> None:
+    keys = KeyFile(path, "keys")
+    assert keys.check() is None
+    path.write_text("# nothing\n")
+    assert "holds no key" in (keys.check() or "")
+    path.write_text("new-key\n")
+    assert keys.check() is None
+
+
 def test_a_directory_of_key_files_rotates_as_a_mounted_secret_does(tmp_path: Path) -> None:
     """Kubernetes swaps a hidden link to a new directory; the visible names are links through it."""
 

@@ -51,5 +51,5 @@ or an apply by a prefix of names; an apply that is not forced fails on fields th
   verbs: [get, list, watch]
 - apiGroups: [""]
   resources: [events]
-  verbs: [create]
+  verbs: [get, list, create]
 {{- end }}
