@@ -14,10 +14,11 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from prism_server.engine.feature_cache import FeatureCache
+from prism_server.engine.limits import SchedulerLimits
 from prism_server.engine.messages import GenerateRequest, SamplingParams
 from prism_server.engine.outcomes import Admitted, Drawn, Finished
 from prism_server.engine.plan import StepPlan, StepResult
-from prism_server.engine.scheduler import Scheduler, SchedulerLimits
+from prism_server.engine.scheduler import Scheduler
 from prism_server.engine.sequence import Phase, Sequence
 from prism_server.errors import BadRequest
 from prism_server.identity import (

@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
+import bisect
 import heapq
-from collections.abc import Callable
-from typing import TYPE_CHECKING
+from collections import Counter
+from collections.abc import Callable, Iterator
 
-from prism_server.engine.cost_model import StepBudget
-from prism_server.engine.outcomes import Admitted
+from prism_server.engine.limits import SchedulerLimits
+from prism_server.engine.outcomes import Admitted, Outcome
+from prism_server.engine.parking import InFlightKeys
 from prism_server.engine.plan import SlotStart
 from prism_server.engine.plan_builder import PlanBuilder
+from prism_server.engine.prefill import Prefill
+from prism_server.engine.queues import Queues
+from prism_server.engine.residency import Residency
 from prism_server.engine.sequence import Phase, Sequence
 from prism_server.errors import BadRequest
 from prism_server.identity import Digest
 from prism_server.kv.prefix_index import Match
-
-if TYPE_CHECKING:
-    from prism_server.engine.scheduler import Scheduler
 
 MAX_FAILED_TRIES = 8
 """Waiting sequences that are tried for admission in one step although they did not fit."""
@@ -25,15 +27,25 @@ MAX_FAILED_TRIES = 8
 class Admission:
     """The waiting side of the scheduler."""
 
-    def __init__(self, scheduler: Scheduler) -> None:
-        self._scheduler = scheduler
-        self._limits = scheduler.limits
-        self._kv = scheduler.kv
-        self._slots = list(range(self._limits.max_running_sequences))  # a heap: low slots are used first
+    def __init__(
+        self,
+        limits: SchedulerLimits,
+        queues: Queues,
+        residency: Residency,
+        in_flight: InFlightKeys,
+        prefill: Prefill,
+        counters: Counter[str],
+        report: Callable[[Outcome], None],
+    ) -> None:
+        self._limits, self._queues = limits, queues
+        self._residency, self._in_flight, self._prefill = residency, in_flight, prefill
+        self._counters, self._report = counters, report
+        self._kv = residency.kv
+        self._slots = list(range(limits.max_running_sequences))  # a heap: low slots are used first
 
     # -- refusals ----------------------------------------------------------------------------------------------------
 
-    def refuse_impossible(self, sequence: Sequence, feature_bytes: Callable[[int], int]) -> None:
+    def refuse_impossible(self, sequence: Sequence) -> None:
         """Raise BadRequest for what can never run, with the arithmetic."""
         prompt, limits, kv = sequence.prompt_tokens, self._limits, self._kv
         if prompt >= limits.max_context_tokens:
@@ -50,15 +62,7 @@ class Admission:
                 param="messages",
                 code="context_length_exceeded",
             )
-        budget = self._scheduler.features.capacity_bytes
-        for facts in sequence.missing_items():
-            needed = feature_bytes(facts.num_tokens)
-            if needed > budget:
-                raise BadRequest(
-                    f"a medium of {facts.num_tokens} tokens needs {needed} bytes of encoder output, "
-                    f"and the budget is {budget} bytes",
-                    param="messages",
-                )
+        self._prefill.check_budget(sequence)
 
     def max_outputs(self, sequence: Sequence) -> int:
         """Tokens that the sequence may generate: what it asked for, within the context and the pool.
@@ -72,9 +76,9 @@ class Admission:
 
     def enqueue(self, sequence: Sequence) -> None:
         sequence.phase = Phase.WAITING
-        rows = self._scheduler.residency.match(sequence).rows(self._kv.page_tokens)
+        rows = self._residency.match(sequence).rows(self._kv.page_tokens)
         sequence.uncached_estimate = sequence.num_known - rows
-        self._scheduler.waiting.append(sequence)
+        self._queues.waiting.append(sequence)
 
     def priority(self, sequence: Sequence, work_tokens: int, now_s: float) -> tuple[int, int, int]:
         """Least uncached work first; who has waited longer than the ageing goes before, in order of arrival."""
@@ -84,21 +88,22 @@ class Admission:
 
     # -- admission ---------------------------------------------------------------------------------------------------
 
-    def admit(self, builder: PlanBuilder, budget: StepBudget, now_s: float) -> None:
-        """Take waiting sequences onto the device while there are slots and pages, and give them their first chunk."""
-        scheduler, failed = self._scheduler, 0
-        order = sorted(scheduler.waiting, key=lambda s: self.priority(s, s.uncached_estimate, now_s))
-        for sequence in order:
+    def admit(self, builder: PlanBuilder, now_s: float, is_idle: bool) -> Iterator[Sequence]:
+        """Take waiting sequences onto the device while there are slots and pages; each is yielded as it gets there.
+
+        `is_idle`: no step is launched, so that nothing more becomes free by waiting.
+        """
+        failed = 0
+        for sequence in sorted(self._queues.waiting, key=lambda s: self.priority(s, s.uncached_estimate, now_s)):
             if not self._slots or failed >= MAX_FAILED_TRIES:
                 break
-            match = scheduler.residency.match(sequence)
+            match = self._residency.match(sequence)
             key = self._key_in_flight(sequence, match)
             if key is not None:
                 self._park(sequence, key)
-            elif self._fits(builder, sequence, match):
+            elif self._fits(sequence, match, is_idle):
                 self._enter(builder, sequence, match, now_s)
-                if sequence.phase is Phase.PREFILL:
-                    scheduler.plan_chunk(builder, budget, sequence)
+                yield sequence
             elif self.priority(sequence, 0, now_s)[0] == 0:
                 break  # who has waited long enough is not overtaken
             else:
@@ -108,7 +113,7 @@ class Admission:
         """The deepest key beyond the match that another sequence is computing."""
         if not self._kv.index.enabled:
             return None
-        page_tokens, in_flight = self._kv.page_tokens, self._scheduler.in_flight
+        page_tokens, in_flight = self._kv.page_tokens, self._in_flight
         hit, limit = match.rows(page_tokens), sequence.num_known - 1
         best: tuple[int, Digest] | None = None
         for rows, key in self._keys_beyond(sequence, hit):
@@ -123,34 +128,31 @@ class Admission:
         return pages + [(boundary.rows, boundary.key) for boundary in sequence.boundaries if boundary.rows > hit]
 
     def _park(self, sequence: Sequence, key: Digest) -> None:
-        self._scheduler.waiting.remove(sequence)
+        self._queues.waiting.remove(sequence)
         sequence.phase = Phase.PARKED
-        self._scheduler.parked.append(sequence)
-        self._scheduler.in_flight.park(sequence, key)
-        self._scheduler.counters["parked"] += 1
+        self._queues.parked.append(sequence)
+        self._in_flight.park(sequence, key)
+        self._counters["parked"] += 1
 
-    def _fits(self, builder: PlanBuilder, sequence: Sequence, match: Match) -> bool:
+    def _fits(self, sequence: Sequence, match: Match, is_idle: bool) -> bool:
         """Whether the whole known prompt fits beside what the running prefills still need; alone it always does."""
-        scheduler, kv = self._scheduler, self._kv
-        if not scheduler.running:
-            return scheduler.num_launched == 0 or kv.num_available >= kv.pages_for(sequence.num_known)
-        promised = sum(max(0, kv.pages_for(s.num_prefill) - len(s.table)) for s in scheduler.running)
+        kv, running = self._kv, self._queues.running
+        if not running:
+            return is_idle or kv.num_available >= kv.pages_for(sequence.num_known)
+        promised = sum(max(0, kv.pages_for(s.num_prefill) - len(s.table)) for s in running)
         evictable_hits = sum(node.locks == 0 and node.page is not None for node in match.nodes)
-        needed = scheduler.residency.num_missing_pages(sequence, match)
-        return needed + promised + evictable_hits <= kv.num_available
+        return self._residency.num_missing_pages(sequence, match) + promised + evictable_hits <= kv.num_available
 
     def _enter(self, builder: PlanBuilder, sequence: Sequence, match: Match, now_s: float) -> None:
-        scheduler = self._scheduler
-        scheduler.waiting.remove(sequence)
+        self._queues.waiting.remove(sequence)
         sequence.slot = heapq.heappop(self._slots)
         prompt, params = sequence.request.prompt.token_ids, sequence.request.params
         builder.slot_starts.append(SlotStart(sequence.slot, params, sequence.seed, prompt, tuple(sequence.outputs)))
         sequence.num_prefill = sequence.num_known
-        scheduler.residency.enter(builder, sequence, match)
-        scheduler.running.append(sequence)
-        scheduler.running.sort(key=lambda s: s.number)
+        self._residency.enter(builder, sequence, match)
+        bisect.insort(self._queues.running, sequence, key=lambda s: s.number)
         self._lead(sequence)
-        scheduler.want_media(sequence)
+        self._prefill.want_missing(sequence)
         if sequence.ready_step > self._kv.pool.completed_step:
             sequence.phase = Phase.SWAPPING
         else:
@@ -162,17 +164,17 @@ class Admission:
     def _lead(self, sequence: Sequence) -> None:
         if self._kv.index.enabled:
             keys = [key for _, key in self._keys_beyond(sequence, sequence.num_planned) if key not in self._kv.index]
-            self._scheduler.in_flight.lead(sequence, keys)
+            self._in_flight.lead(sequence, keys)
 
     def _count_first_hit(self, sequence: Sequence) -> None:
-        counters, hit = self._scheduler.counters, sequence.num_cached
+        counters, hit = self._counters, sequence.num_cached
         media, media_hit = sequence.media_tokens_in(0, sequence.prompt_tokens), sequence.media_tokens_in(0, hit)
         sequence.first_cached_tokens, sequence.first_cached_media_tokens = hit, media_hit
         counters["prefix_queried_tokens"] += sequence.prompt_tokens
         counters["prefix_queried_media_tokens"] += media
         counters["prefix_hit_tokens"] += hit
         counters["prefix_hit_media_tokens"] += media_hit
-        self._scheduler.report(Admitted(sequence))
+        self._report(Admitted(sequence))
 
     def give_slot_back(self, sequence: Sequence) -> None:
         assert sequence.slot is not None

@@ -16,8 +16,9 @@ from prism_server.capacity.page_layout import PageLayout
 from prism_server.capacity.plan import PlanRequest, plan_pages
 from prism_server.engine.executor import Executor
 from prism_server.engine.feature_cache import FeatureCache
+from prism_server.engine.limits import SchedulerLimits
 from prism_server.engine.runner import Runner
-from prism_server.engine.scheduler import Scheduler, SchedulerLimits
+from prism_server.engine.scheduler import Scheduler
 from prism_server.errors import StartupError
 from prism_server.identity import Digest, framed_digest, namespace_digest
 from prism_server.kv.cache import KVCache

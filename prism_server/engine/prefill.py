@@ -10,8 +10,8 @@ from prism_server.engine.feature_cache import FeatureCache
 from prism_server.engine.media_desk import MediaDesk
 from prism_server.engine.plan import EncodeWork
 from prism_server.engine.plan_builder import PlanBuilder
-from prism_server.engine.residency import Residency
 from prism_server.engine.sequence import Sequence
+from prism_server.errors import BadRequest
 from prism_server.media.item import ItemFacts, ItemKey
 from prism_server.prompt.encoded import MediaSpan
 
@@ -21,14 +21,12 @@ class Prefill:
 
     def __init__(
         self,
-        residency: Residency,
         features: FeatureCache,
         desk: MediaDesk,
         feature_bytes: Callable[[int], int],
         vision_blocks: int,
         counters: Counter[str],
     ) -> None:
-        self._residency = residency
         self._features = features
         self._desk = desk
         self._feature_bytes = feature_bytes
@@ -36,6 +34,17 @@ class Prefill:
         self._counters = counters
         self._completed: list[ItemKey] = []
         self._dropped: list[ItemKey] = []
+
+    def check_budget(self, sequence: Sequence) -> None:
+        """Raise BadRequest for a medium whose features can never be held."""
+        for facts in sequence.missing_items():
+            needed, budget = self._feature_bytes(facts.num_tokens), self._features.capacity_bytes
+            if needed > budget:
+                raise BadRequest(
+                    f"a medium of {facts.num_tokens} tokens needs {needed} bytes of encoder output, "
+                    f"and the budget is {budget} bytes",
+                    param="messages",
+                )
 
     def want_missing(self, sequence: Sequence) -> None:
         """Ask for the pixels of every item that the sequence still has to show and nobody has encoded."""

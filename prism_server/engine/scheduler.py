@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from prism_server.engine.admission import Admission
 from prism_server.engine.cost_model import CostModel, StepBudget
 from prism_server.engine.feature_cache import FeatureCache
+from prism_server.engine.limits import SchedulerLimits
 from prism_server.engine.media_desk import MediaDesk, MediaRequest
 from prism_server.engine.messages import TokenLogprob
 from prism_server.engine.outcomes import Drawn, Finished, Outcome
@@ -20,29 +21,12 @@ from prism_server.engine.parking import InFlightKeys
 from prism_server.engine.plan import StepPlan, StepResult
 from prism_server.engine.plan_builder import LaunchedRows, PlanBuilder
 from prism_server.engine.prefill import Prefill
+from prism_server.engine.queues import Queues
 from prism_server.engine.residency import Residency
 from prism_server.engine.sequence import Phase, Sequence
 from prism_server.errors import EngineFault, PrismError
 from prism_server.kv.cache import KVCache
 from prism_server.media.item import ItemKey
-
-
-@dataclass(frozen=True, slots=True)
-class SchedulerLimits:
-    """Sizes that bound a step and the sets of sequences."""
-
-    max_context_tokens: int
-    max_running_sequences: int
-    max_step_tokens: int
-    chunk_tokens: int = 0
-    """0: a prefill chunk is as long as the step allows."""
-    step_budget_ms: float = 20.0
-    ageing_s: float = 2.0
-    eos_token_ids: frozenset[int] = frozenset()
-
-    def __post_init__(self) -> None:
-        if self.max_step_tokens < self.max_running_sequences:
-            raise ValueError("a step must hold a decode of every running sequence")
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,17 +57,15 @@ class Scheduler:
         self.in_flight = InFlightKeys()
         self.cost = CostModel(limits.step_budget_ms, limits.max_step_tokens)
         self.counters: Counter[str] = Counter()
-        self.running: list[Sequence] = []
-        """Admitted sequences, oldest first."""
-        self.waiting: list[Sequence] = []
-        self.parked: list[Sequence] = []
-        self._residency = Residency(kv)
-        self._prefill = Prefill(self._residency, features, self.desk, feature_bytes, vision_blocks, self.counters)
-        self._admission = Admission(self)
-        self._launched: deque[_Launched] = deque()
+        self.queues = Queues()
         self._outcomes: list[Outcome] = []
+        self._residency = Residency(kv)
+        self._prefill = Prefill(features, self.desk, feature_bytes, vision_blocks, self.counters)
+        self._admission = Admission(
+            limits, self.queues, self._residency, self.in_flight, self._prefill, self.counters, self._outcomes.append
+        )
+        self._launched: deque[_Launched] = deque()
         self._next_step = 1
-        self._feature_bytes = feature_bytes
 
     # -- arrivals and departures -------------------------------------------------------------------------------------
 
@@ -102,8 +84,17 @@ class Scheduler:
         return self._prefill.report_changes()
 
     @property
-    def residency(self) -> Residency:
-        return self._residency
+    def running(self) -> list[Sequence]:
+        """Admitted sequences, oldest first."""
+        return self.queues.running
+
+    @property
+    def waiting(self) -> list[Sequence]:
+        return self.queues.waiting
+
+    @property
+    def parked(self) -> list[Sequence]:
+        return self.queues.parked
 
     @property
     def num_launched(self) -> int:
@@ -112,7 +103,7 @@ class Scheduler:
     def add(self, sequences: Iterable[Sequence]) -> None:
         """Take the samples of one request. Raises BadRequest, with the arithmetic, when it can never run."""
         arrived = list(sequences)
-        self._admission.refuse_impossible(arrived[0], self._feature_bytes)
+        self._admission.refuse_impossible(arrived[0])
         for sequence in arrived:
             sequence.max_outputs = self._admission.max_outputs(sequence)
             if len(arrived) > 1:
@@ -159,15 +150,9 @@ class Scheduler:
     def take_media_requests(self) -> list[MediaRequest]:
         return self.desk.take_requests()
 
-    def want_media(self, sequence: Sequence) -> None:
-        """Have the workers prepare what the sequence still has to show and nobody has encoded."""
-        self._prefill.want_missing(sequence)
-
-    def report(self, outcome: Outcome) -> None:
-        self._outcomes.append(outcome)
-
     def take_outcomes(self) -> list[Outcome]:
-        outcomes, self._outcomes = self._outcomes, []
+        outcomes = list(self._outcomes)
+        self._outcomes.clear()
         return outcomes
 
     # -- one step ----------------------------------------------------------------------------------------------------
@@ -180,7 +165,9 @@ class Scheduler:
         budget = self.cost.budget(len(decoding))
         self._plan_running(builder, budget, decoding, now_s)
         if not builder.short_of_pages:
-            self._admission.admit(builder, budget, now_s)
+            for sequence in self._admission.admit(builder, now_s, is_idle=not self._launched):
+                if sequence.phase is Phase.PREFILL:
+                    self.plan_chunk(builder, budget, sequence)
         if not builder.computes and not self._launched:
             self._break_jam(builder, budget)
         return None if builder.is_empty else self._launch(builder)

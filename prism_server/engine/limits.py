@@ -1,0 +1,23 @@
+"""The sizes that bound the scheduler."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerLimits:
+    """Sizes that bound a step and the sets of sequences."""
+
+    max_context_tokens: int
+    max_running_sequences: int
+    max_step_tokens: int
+    chunk_tokens: int = 0
+    """0: a prefill chunk is as long as the step allows."""
+    step_budget_ms: float = 20.0
+    ageing_s: float = 2.0
+    eos_token_ids: frozenset[int] = frozenset()
+
+    def __post_init__(self) -> None:
+        if self.max_step_tokens < self.max_running_sequences:
+            raise ValueError("a step must hold a decode of every running sequence")
