@@ -69,6 +69,9 @@ class KVSettings(Group):
     memory_fraction: Annotated[float, Field(gt=0.0, le=0.98)] = Field(
         default=0.85, description="of the device, weights included"
     )
+    gpu_memory_bytes: NonNegative = Field(
+        default=0, description="this server's part of the card, where it shares one; 0: all that the card has"
+    )
     prefix_cache: bool = Field(default=True, description="off: nothing is shared or found again (the twin for tests)")
     host_bytes: NonNegative = Field(
         default=0, description="host memory for cold prefixes and preempted requests; 0 is off"

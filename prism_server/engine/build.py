@@ -183,8 +183,9 @@ def _num_pages(settings: ServerSettings, layout: PageLayout, device: torch.devic
 
 
 def _cuda_pool_bytes(settings: ServerSettings, device: torch.device) -> int:
-    """The paper plan on the real card's memory."""
-    _, total_bytes = torch.cuda.mem_get_info(device)
+    """The paper plan on the real card's memory, or on this server's part of it."""
+    _, card_bytes = torch.cuda.mem_get_info(device)
+    total_bytes = min(settings.kv.gpu_memory_bytes or card_bytes, card_bytes)
     plan = plan_pages(
         PlanRequest(
             resolve_shape(str(settings.model.directory)),
