@@ -14,6 +14,10 @@ from e2e import metrics_api
 from e2e.cluster import gpu
 from e2e.cluster.layout import NODE, Layout
 from e2e.harness import Cluster, Images, eventually
+from e2e.prism import demo, operator
+
+__all__ = ["demo", "operator"]
+"""Session fixtures: named here once, so that every module shares them."""
 
 
 @pytest.fixture(scope="session")
@@ -38,7 +42,7 @@ def namespace(cluster: Cluster) -> Iterator[str]:
     cluster.kubectl("delete", "namespace", name, "--wait=false")
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def own_node(cluster: Cluster) -> Layout:
     """For tests that change the node itself; they are skipped on a cluster that we did not start."""
     if cluster.own is None:

@@ -81,6 +81,10 @@ class Cluster:
         items = {"apiVersion": "v1", "kind": "List", "items": list(objects)}
         self.kubectl("apply", "--server-side", "-f", "-", stdin=json.dumps(items))
 
+    def replace(self, found: Object) -> None:
+        """All of an object that is there: what it does not say is gone."""
+        self.kubectl("replace", "-f", "-", stdin=json.dumps(found))
+
     def get(self, kind: str, name: str, namespace: str | None = None) -> Object | None:
         """The object, or None where there is none."""
         where = ["-n", namespace] if namespace else []
@@ -88,11 +92,17 @@ class Cluster:
         found: Object | None = json.loads(printed) if printed else None
         return found
 
+    def read(self, kind: str, name: str, namespace: str | None = None) -> Object:
+        """The object, which must be there."""
+        found = self.get(kind, name, namespace)
+        assert found is not None, f"no {kind} {name}"
+        return found
+
     def list(self, kind: str, namespace: str, selector: str = "") -> list[Object]:
         """All objects of a kind in a namespace."""
-        items: list[Object] = json.loads(
-            self.kubectl("get", kind, "-n", namespace, "-l", selector, "-o", "json", "--ignore-not-found")
-        )["items"]
+        items: list[Object] = json.loads(self.kubectl("get", kind, "-n", namespace, "-l", selector, "-o", "json"))[
+            "items"
+        ]
         return items
 
     @property

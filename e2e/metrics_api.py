@@ -11,12 +11,18 @@ from contextlib import contextmanager
 from datetime import UTC, datetime
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from urllib.parse import parse_qs, urlsplit
+from urllib.parse import parse_qs, unquote, urlsplit
 
 from e2e.cluster.layout import NODE_ADDRESS
 from e2e.harness import Cluster, Object, eventually
 
 GROUP, VERSION = "custom.metrics.k8s.io", "v1beta2"
+DISCOVERY: Object = {
+    "kind": "APIResourceList",
+    "apiVersion": "v1",
+    "groupVersion": f"{GROUP}/{VERSION}",
+    "resources": [],
+}
 NAME, NAMESPACE = "prism-e2e-metrics", "kube-system"
 
 
@@ -94,15 +100,15 @@ def handler(cluster: Cluster, values: dict[str, float]) -> type[BaseHTTPRequestH
         def do_GET(self) -> None:
             url = urlsplit(self.path)
             # /apis/GROUP/VERSION/namespaces/NAMESPACE/pods/*/METRIC
-            match url.path.strip("/").split("/")[3:]:
+            match unquote(url.path).strip("/").split("/")[3:]:
                 case ["namespaces", namespace, "pods", "*", metric]:
                     selector = parse_qs(url.query).get("labelSelector", [""])[0]
                     self.answer(values_of(cluster, namespace, selector, metric, values.get(metric)))
                 case _:
-                    self.answer({"kind": "APIResourceList", "apiVersion": "v1", "groupVersion": f"{GROUP}/{VERSION}"})
+                    self.answer(DISCOVERY)
 
         def answer(self, body: Object) -> None:
-            content = json.dumps({"resources": [], **body}).encode()
+            content = json.dumps(body).encode()
             self.send_response(200)
             self.send_header("Content-Type", "application/json")
             self.send_header("Content-Length", str(len(content)))

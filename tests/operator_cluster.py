@@ -23,11 +23,13 @@ from prism_operator.api import (
 from prism_operator.crd.base import GROUP, PLURAL
 from prism_operator.crd.schema import crd
 from prism_operator.crd.status import Condition, PrismDeploymentStatus
+from prism_operator.deployment import LABEL_COMPONENT
 from prism_operator.options import OperatorOptions
 from prism_operator.pods import REVISION_LABEL, Pod
 from prism_operator.reconcile import Reconciler, Requeue
 
 NAMESPACE = Kind("v1", "Namespace", "namespaces", is_namespaced=False)
+LIMIT_RANGE = Kind("v1", "LimitRange", "limitranges")
 DEMO: dict[str, Any] = {"model": {"source": {"demo": {}}}, "engine": {"device": "cpu"}, "kv": {"pages": 64}}
 PATIENCE_S = 60.0
 
@@ -46,17 +48,35 @@ def until(is_so: Callable[[], Any], what: str, patience_s: float = PATIENCE_S) -
     return found
 
 
+def no_node() -> Object:
+    """Makes every pod ask for what no node has, so that no kubelet takes it from the test."""
+    amount = {"prism.test/kubelet": "1"}
+    limit = {"type": "Container", "default": amount, "defaultRequest": amount}
+    return {
+        "apiVersion": "v1",
+        "kind": "LimitRange",
+        "metadata": {"name": "no-node"},
+        "spec": {"limits": [limit]},
+    }
+
+
 @contextmanager
 def namespace_of(api: Api) -> Iterator[str]:
     name = f"prism-test-{uuid.uuid4().hex[:8]}"
     api.create(NAMESPACE, "", {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}})
     account = {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": "default"}}
     api.apply(CHILD_KINDS[0], name, account, force=True)
+    api.create(LIMIT_RANGE, name, no_node())
     try:
         yield name
     finally:
         uid = api.get(NAMESPACE, "", name)["metadata"]["uid"]
         api.delete(NAMESPACE, "", name, uid)
+
+
+def is_held_by_scheduler(body: Object) -> bool:
+    """Whether the scheduler's word came after the kubelet's."""
+    return any(c["type"] == "PodScheduled" for c in body["status"].get("conditions") or ())
 
 
 @dataclass
@@ -132,14 +152,17 @@ class World:
         }
 
     def pods(self) -> list[Pod]:
-        return [Pod.from_object(body) for body in self.api.list(POD, self.namespace)]
+        return [Pod.from_object(body) for body in self.engines()]
+
+    def engines(self) -> list[Object]:
+        return self.api.list(POD, self.namespace, f"{LABEL_COMPONENT}=engine")
 
     def num_ready(self) -> int:
         return sum(pod.is_ready for pod in self.pods())
 
     def run_kubelet(self, bad_images: frozenset[str] = frozenset({"bad:1"})) -> None:
-        """Every pod becomes ready, but for those of a bad image."""
-        for body in self.api.list(POD, self.namespace):
+        """Every engine becomes ready, but for those of a bad image."""
+        for body in self.engines():
             container = body["spec"]["containers"][0]
             is_bad = container["image"] in bad_images
             waiting = {"reason": "ImagePullBackOff", "message": f"no such image: {container['image']}"}
@@ -157,7 +180,7 @@ class World:
                     }
                 ],
             }
-            if body["status"].get("phase") == status["phase"] and "containerStatuses" in body["status"]:
+            if body["status"].get("containerStatuses") and not is_held_by_scheduler(body):
                 continue
             try:
                 path = POD.path(self.namespace, body["metadata"]["name"], "status")
@@ -178,6 +201,9 @@ class World:
         found = self.status().condition(kind)
         assert found is not None, f"no condition {kind}"
         return found
+
+    def is_ready(self) -> bool:
+        return self.condition("Ready").status == "True"
 
     def images(self) -> list[str]:
         return sorted(body["spec"]["containers"][0]["image"] for body in self.api.list(POD, self.namespace))

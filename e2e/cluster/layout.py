@@ -78,6 +78,11 @@ class Layout:
         return self.cache / "runs" / self.name
 
     @property
+    def made_folders(self) -> Path:
+        """Names the mount points that some cluster made on this machine."""
+        return self.cache / "made-folders.json"
+
+    @property
     def last_logs(self) -> Path:
         """Logs of the run before, kept by `down`."""
         return self.cache / "last-logs" / self.name
@@ -102,9 +107,15 @@ class Layout:
         return self.run / f"{user}.kubeconfig"
 
     def environment(self) -> dict[str, str]:
-        """Variables of a process that talks to this cluster: credentials, and the programs first on the path."""
+        """Variables of a process that talks to this cluster: credentials, and the programs first on the path.
+
+        kubectl and helm keep their own files in the run's folder.
+        """
+        helm = {f"HELM_{kind}_HOME": f"{self.run}/helm/{kind.lower()}" for kind in ("CACHE", "CONFIG", "DATA")}
         return {
             **os.environ,
+            **helm,
+            "KUBECACHEDIR": f"{self.run}/kubectl",
             "KUBECONFIG": str(self.kubeconfig()),
             "CONTAINERD_ADDRESS": str(self.containerd_socket),
             "PATH": f"{self.programs}:{os.environ.get('PATH', '')}",

@@ -38,6 +38,7 @@ def up(layout: Layout) -> bool:
     prepare(layout)
     with locked(layout):
         if namespaces.first_process(layout) is not None:
+            wait(layout)  # an `up` may have been killed before it was ready
             return False
         namespaces.remove_traces(layout)
         with phase("pause image"):
@@ -93,7 +94,7 @@ def status(layout: Layout) -> str:
 
 @contextmanager
 def locked(layout: Layout) -> Iterator[None]:
-    """One at a time starts or ends this cluster."""
-    with (layout.cache / f"{layout.name}.lock").open("w") as file:
+    """One at a time starts or ends a cluster."""
+    with (layout.cache / "lock").open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield

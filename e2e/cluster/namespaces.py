@@ -25,7 +25,8 @@ END_S = 10
 def make_traces(layout: Layout) -> None:
     """Makes control groups and mount points, and remembers which of them were not there before."""
     made = [folder for folder in FIXED_FOLDERS if not Path(folder).exists()]
-    (layout.run / "made-folders.json").write_text(json.dumps(made))
+    if made:
+        layout.made_folders.write_text(json.dumps(made))
     for folder in FIXED_FOLDERS:
         Path(folder).mkdir(parents=True, exist_ok=True)
     for kind, mounted in control_group_mounts():
@@ -119,15 +120,22 @@ def remove_traces(layout: Layout) -> None:
         remove_control_group(mounted / layout.name)
     if not layout.run.exists():
         return
-    made = layout.run / "made-folders.json"
-    for folder in json.loads(made.read_text()) if made.exists() else ():
-        if Path(folder).exists() and not any(Path(folder).iterdir()):
-            Path(folder).rmdir()
     if layout.logs.exists():
         shutil.rmtree(layout.last_logs, ignore_errors=True)
         layout.last_logs.parent.mkdir(parents=True, exist_ok=True)
         layout.logs.rename(layout.last_logs)
     shutil.rmtree(layout.run)
+    remove_mount_points(layout)
+
+
+def remove_mount_points(layout: Layout) -> None:
+    """Removes the mount points that were made, with the last cluster: to remove one also unmounts it, everywhere."""
+    if not layout.made_folders.exists() or any(layout.run.parent.iterdir()):
+        return
+    for folder in map(Path, json.loads(layout.made_folders.read_text())):
+        if folder.exists() and not any(folder.iterdir()):
+            folder.rmdir()
+    layout.made_folders.unlink()
 
 
 def remove_control_group(top: Path) -> None:

@@ -65,7 +65,10 @@ state = "{layout.run}/containerd"
 
 
 def kubelet_config(layout: Layout) -> dict[str, object]:
-    """Open to everyone in the namespace; runs on control groups v1 and v2, with swap, on a full disk."""
+    """Open to everyone in the namespace; runs on control groups v1 and v2, with swap, on a full disk.
+
+    Secrets reach pods, and containers that ended start again, within seconds instead of minutes.
+    """
     return {
         "apiVersion": "kubelet.config.k8s.io/v1beta1",
         "kind": "KubeletConfiguration",
@@ -84,7 +87,8 @@ def kubelet_config(layout: Layout) -> dict[str, object]:
         "evictionHard": {"memory.available": "100Mi", "nodefs.available": "1%", "imagefs.available": "1%"},
         "imageGCHighThresholdPercent": 100,
         "imageGCLowThresholdPercent": 99,
-        "syncFrequency": "10s",
+        "syncFrequency": "3s",
+        "crashLoopBackOff": {"maxContainerRestartPeriod": "2s"},
         "nodeStatusUpdateFrequency": "5s",
     }
 

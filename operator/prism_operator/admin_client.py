@@ -1,4 +1,4 @@
-"""What running engines say of themselves: `/internal/capacity` of each pod's admin listener."""
+"""What engines say of themselves: `/internal/capacity` of the admin listener, `/startupz` of the other."""
 
 from __future__ import annotations
 
@@ -8,15 +8,18 @@ import hmac
 import json
 import urllib.error
 import urllib.request
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from typing import Any, TypeVar
 
 from prism_operator.pods import Pod
 
 READ_TIMEOUT_S = 2.0
 LONGEST_ANSWER_BYTES = 1 << 20
 CONCURRENT_READS = 8
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +38,17 @@ class Capacity:
         return self.total_pages * self.page_tokens
 
 
+@dataclass(frozen=True, slots=True)
+class Start:
+    """How far one engine's start is. `done` and `total` are bytes of its `stage`, 0 where it has no measure."""
+
+    pod_uid: str
+    has_started: bool
+    stage: str
+    done: int
+    total: int
+
+
 def admin_token(key: bytes, uid: str) -> str:
     """The bearer token of one PrismDeployment's admin listeners: an HMAC-SHA-256 of its UID, URL-safe base64."""
     digest = hmac.new(key, f"prism-admin-token:{uid}".encode(), hashlib.sha256).digest()
@@ -43,22 +57,51 @@ def admin_token(key: bytes, uid: str) -> str:
 
 def read_capacities(pods: Sequence[Pod], token: str, port: int) -> list[Capacity]:
     """Of the pods that answer in time; the others are left out."""
+
+    def read(pod: Pod) -> Capacity:
+        said = _get(pod, port, "/internal/capacity", {"Authorization": f"Bearer {token}"})
+        return Capacity(pod.name, pod.uid, said["total_pages"], said["page_tokens"], said.get("api_keys_problem") or "")
+
+    return _of_each(pods, read)
+
+
+def read_starts(pods: Sequence[Pod], port: int) -> list[Start]:
+    """Of the pods that answer in time; the others are left out."""
+
+    def read(pod: Pod) -> Start:
+        said = _get(pod, port, "/startupz")
+        return Start(pod.uid, said["started"], said["stage"], said["done"], said["total"])
+
+    return _of_each(pods, read)
+
+
+def _of_each(pods: Sequence[Pod], read: Callable[[Pod], T]) -> list[T]:
+    def answer(pod: Pod) -> T | None:
+        try:
+            return read(pod)
+        except (OSError, ValueError, KeyError):  # not up yet, on its way out, of another version: no news
+            return None
+
     reachable = [pod for pod in pods if pod.ip]
     if not reachable:
         return []
     with ThreadPoolExecutor(min(CONCURRENT_READS, len(reachable))) as pool:
-        return [found for found in pool.map(lambda pod: _read(pod, token, port), reachable) if found is not None]
+        return [found for found in pool.map(answer, reachable) if found is not None]
 
 
-def _read(pod: Pod, token: str, port: int) -> Capacity | None:
+def _get(pod: Pod, port: int, path: str, headers: Mapping[str, str] | None = None) -> dict[str, Any]:
+    """The answer's JSON; a 503 has some, too, while an engine starts. Raises OSError, ValueError."""
     host = f"[{pod.ip}]" if ":" in pod.ip else pod.ip
-    request = urllib.request.Request(
-        f"http://{host}:{port}/internal/capacity", headers={"Authorization": f"Bearer {token}"}
-    )
+    request = urllib.request.Request(f"http://{host}:{port}{path}", headers=dict(headers or {}))
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # pods are never behind a proxy
     try:
-        opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # pods are never behind a proxy
         with opener.open(request, timeout=READ_TIMEOUT_S) as answer:
-            said = json.loads(answer.read(LONGEST_ANSWER_BYTES))
-        return Capacity(pod.name, pod.uid, said["total_pages"], said["page_tokens"], said.get("api_keys_problem") or "")
-    except (OSError, ValueError, KeyError):  # not up yet, on its way out, of another version: no news
-        return None
+            content = answer.read(LONGEST_ANSWER_BYTES)
+    except urllib.error.HTTPError as refusal:
+        if refusal.code != 503:
+            raise
+        content = refusal.read(LONGEST_ANSWER_BYTES)
+    said = json.loads(content)
+    if not isinstance(said, dict):
+        raise ValueError(f"{path} is no object")
+    return said

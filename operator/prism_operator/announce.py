@@ -16,7 +16,13 @@ from prism_operator.status import timestamp
 
 LONGEST_NOTE_CHARS = 1000
 BAD_WHEN_TRUE = frozenset({"Stalled", "ChildConflict", "TensorParallelUnavailable", "SettingsUnchecked"})
-PASSING_REASONS = {phase.value for phase in Phase} | {"NotApplied", "NoPods", "ScaledToZero", "Downloading"}
+PASSING_REASONS = {phase.value for phase in Phase} | {
+    "NotApplied",
+    "NoPods",
+    "ScaledToZero",
+    "Downloading",
+    "AwaitingModel",
+}
 """Stages of an orderly start or rollout: bad for a while, and no reason to warn."""
 
 log = logging.getLogger(__name__)

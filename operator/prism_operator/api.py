@@ -74,7 +74,6 @@ CHILD_KINDS: tuple[Kind, ...] = (
     AUTOSCALER,
     Kind("keda.sh/v1alpha1", "ScaledObject", "scaledobjects", is_optional=True),
     Kind("monitoring.coreos.com/v1", "PodMonitor", "podmonitors", is_optional=True),
-    Kind("inference.networking.k8s.io/v1", "InferencePool", "inferencepools", is_optional=True),
 )
 """What a PrismDeployment may own and the operator may read: Secrets are written, never read."""
 
@@ -148,7 +147,7 @@ class Api:
             "server": settings.host,
             "ca_path": settings.ssl_ca_cert,
             "insecure": not settings.verify_ssl,
-            "token": bearer.removeprefix("Bearer ") if bearer else None,
+            "token": bearer.split()[-1] if bearer else None,  # in a pod it begins with `bearer`, else with `Bearer`
             "certificate_path": settings.cert_file,
             "private_key_path": settings.key_file,
         }

@@ -18,6 +18,9 @@ LONGEST_MESSAGE_CHARS = 4096
 PLAN_TOLERANCE = 0.1
 """A plan is an estimate of a card's working memory: measured pages within this part of it match."""
 
+KEYS_SETTING = "http.api_keys_file"
+"""What an engine names in its last line when it cannot start with its API keys."""
+
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
@@ -62,6 +65,9 @@ def ready(snapshot: Snapshot) -> Verdict:
         first = (conflicts or snapshot.problems)[0]
         reason = "ChildConflict" if conflicts else "ChildRefused"
         return Verdict("Ready", "False", reason, f"{first.child}: {first.message}")
+    if snapshot.awaits_download:
+        before = f"; generation {serving.generation} serves on" if serving else ""
+        return Verdict("Ready", "False", "AwaitingModel", f"the download comes first, see ModelReady{before}")
     if serving is None or serving.generation < snapshot.generation:
         return Verdict("Ready", "False", "NotApplied", "the workload has not been brought to this generation yet")
     if snapshot.moves.phase is not Phase.DONE:
@@ -73,7 +79,8 @@ def progressing(snapshot: Snapshot) -> Verdict:
     """Whether something still moves towards the wanted state; with one replica it warns of the gap first."""
     moves = snapshot.moves
     if snapshot.serving is None:
-        reason = snapshot.freeze.reason if snapshot.freeze else "NotApplied"
+        reason = "AwaitingModel" if snapshot.awaits_download else "NotApplied"
+        reason = snapshot.freeze.reason if snapshot.freeze else reason
         return Verdict("Progressing", "False", reason, "there is no workload to roll out")
     is_moving = moves.phase is not Phase.DONE
     return Verdict("Progressing", "True" if is_moving else "False", moves.phase.value, moves.message)
@@ -125,8 +132,13 @@ def auth_ready(snapshot: Snapshot) -> Verdict:
     if secret is None:
         return Verdict("AuthReady", "True", "NoKeysAsked", "no API key is asked for")
     for pod in snapshot.pods:
-        if pod.trouble is not None and not pod.is_ready and secret in pod.trouble.message:
-            return Verdict("AuthReady", "False", "SecretNotMounted", f"{pod.name}: {pod.trouble.message}")
+        if pod.trouble is None or pod.is_ready:
+            continue
+        said = f"{pod.name}: {pod.trouble.message}"
+        if KEYS_SETTING in pod.trouble.message:
+            return Verdict("AuthReady", "False", "BadKeys", said)
+        if secret in pod.trouble.message:
+            return Verdict("AuthReady", "False", "SecretNotMounted", said)
     for capacity in snapshot.capacities:
         if capacity.api_keys_problem:
             return Verdict("AuthReady", "False", "BadKeys", f"{capacity.pod}: {capacity.api_keys_problem}")

@@ -8,8 +8,10 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from prism_operator.apply import ChildKey
 from prism_operator.children import children, versions
 from prism_operator.deployment import Deployment
+from prism_operator.model_files import is_complete
 from prism_operator.nodes import NodeFacts
 from prism_operator.observe import ANNOTATION_GENERATION
 from prism_operator.options import OperatorOptions
@@ -25,6 +27,8 @@ class Intent:
     plan: KVPlan | None = None
     children: Sequence[dict[str, Any]] | None = None
     freeze: Refused | None = None
+    awaits_download: bool = False
+    """The workload among `children` is the one that is there, or there is none."""
 
     def frozen(self, why: Refused) -> Intent:
         return replace(self, children=None, freeze=why)
@@ -54,12 +58,43 @@ def intend(
     return replace(intent, children=[_with_generation(child, deployment.generation) for child in wanted])
 
 
+def hold_back(intent: Intent, live: Mapping[ChildKey, Mapping[str, Any]]) -> Intent:
+    """Until the loader's Job has ended well no workload is made, and one that is there keeps its template: its pods
+    serve on, and none meets half a model. Replicas follow the spec all the same."""
+    job, workload = (_child(intent, kind) for kind in ("Job", "StatefulSet"))
+    if job is None or workload is None or is_complete(live.get(("Job", job["metadata"]["name"]))):
+        return intent
+    there = live.get(("StatefulSet", workload["metadata"]["name"]))
+    if there is not None and _inputs(there) == _inputs(workload):
+        return intent
+    kept = [] if there is None else [_scaled(there, workload)]
+    children = [each for child in intent.children or () for each in (kept if child is workload else [child])]
+    return replace(intent, children=children, awaits_download=True)
+
+
+def _child(intent: Intent, kind: str) -> dict[str, Any] | None:
+    return next((child for child in intent.children or () if child["kind"] == kind), None)
+
+
+def _inputs(stateful_set: Mapping[str, Any] | None) -> str | None:
+    annotations = (stateful_set or {}).get("metadata", {}).get("annotations") or {}
+    found: str | None = annotations.get(versions.ANNOTATION_TEMPLATE_INPUTS)
+    return found
+
+
+def _scaled(there: Mapping[str, Any], wanted: Mapping[str, Any]) -> dict[str, Any]:
+    """The workload as it is, but for its replicas."""
+    annotations = there["metadata"].get("annotations") or {}
+    ours = {key: annotations[key] for key in wanted["metadata"]["annotations"] if key in annotations}
+    spec = {**there["spec"], "replicas": wanted["spec"]["replicas"]}
+    return {**wanted, "metadata": {**wanted["metadata"], "annotations": ours}, "spec": spec}
+
+
 def _check_workload(deployment: Deployment, plan: KVPlan, stateful_set: Mapping[str, Any] | None) -> None:
     """Facts decide whether a workload may be made or changed. One that stays as it is stays, whatever they say now."""
     if deployment.spec.engine.tensor_parallel > 1:
         raise Refused("TensorParallelUnavailable", "engine.tensorParallel 2 cannot be served by this version yet")
-    annotations = (stateful_set or {}).get("metadata", {}).get("annotations") or {}
-    is_unchanged = annotations.get(versions.ANNOTATION_TEMPLATE_INPUTS) == versions.template_inputs(deployment)
+    is_unchanged = _inputs(stateful_set) == versions.template_inputs(deployment)
     if not plan.feasible and not is_unchanged:
         raise Refused(plan.reason, plan.message)
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from collections.abc import Mapping
+from typing import Any, Literal
 
 from prism_operator.pods import condition
 from prism_operator.snapshot import Snapshot
@@ -41,11 +42,17 @@ def _claim_problem(snapshot: Snapshot, claim_name: str | None) -> Answer | None:
     return None
 
 
+def is_complete(job: Mapping[str, Any] | None) -> bool:
+    """Whether the loader's Job has ended well."""
+    complete = condition(job, "Complete") if job is not None else None
+    return complete is not None and complete["status"] == "True"
+
+
 def _download(snapshot: Snapshot) -> Answer:
     job, trouble = snapshot.loader_job, snapshot.loader_trouble
     if job is None:
         return "Unknown", "LoaderNotMade", "the loader's Job is not there yet"
-    if (complete := condition(job, "Complete")) is not None and complete["status"] == "True":
+    if is_complete(job):
         return "True", "Downloaded", f"Job {job['metadata']['name']} has ended well"
     failed = condition(job, "Failed")
     if trouble is not None:  # the loader's own last words: a missing token, a refused one, a full disk

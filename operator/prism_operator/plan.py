@@ -110,8 +110,10 @@ def _request(spec: PrismDeploymentSpec, settings: ServerSettings, shape: ModelSh
 
 
 def _fits(spec: PrismDeploymentSpec, plan: PagePlan) -> bool:
-    """Fixed pages have to be there; else one request of the longest context has to fit, as the server itself asks."""
-    return plan.num_pages >= spec.kv.pages if spec.kv.pages else plan.fits
+    """Fixed pages have to be there; else one request of the longest context has to fit, as the server itself asks.
+    In both cases `kv.minTokens` are the least that is worth a pod."""
+    has_room = plan.num_pages >= spec.kv.pages if spec.kv.pages else plan.fits
+    return has_room and _pages(spec, plan) * plan.layout.page_tokens >= spec.kv.min_tokens
 
 
 def _pages(spec: PrismDeploymentSpec, plan: PagePlan) -> int:
@@ -134,11 +136,15 @@ def _on_one_card(spec: PrismDeploymentSpec, plan: PagePlan) -> KVPlan:
 
 
 def _too_small(spec: PrismDeploymentSpec, plan: PagePlan) -> KVPlan:
-    suggestion = f"kv.pages: {plan.num_pages}" if spec.kv.pages and plan.fits else ""
-    suggestion = suggestion or "; or ".join(suggestions(plan.request))
+    suggestion = "; or ".join(suggestions(plan.request))
     refusal = plan.refusal()
-    if spec.kv.pages:
+    if spec.kv.pages > plan.num_pages:
         refusal = f"does not fit: kv.pages asks for {spec.kv.pages:,}, there is room for {plan.num_pages:,}"
+        suggestion = f"kv.pages: {plan.num_pages}" if plan.fits else suggestion
+    elif spec.kv.pages or plan.fits:
+        tokens = _pages(spec, plan) * plan.layout.page_tokens
+        refusal = f"does not fit: kv.minTokens asks for {spec.kv.min_tokens:,} tokens, the pages hold {tokens:,}"
+        suggestion = f"kv.minTokens: {tokens}"
     message = f"{refusal}. {_arithmetic(spec, plan)}. Try: {suggestion}"
     return KVPlan("False", "DoesNotFit", message, suggestion=suggestion)
 

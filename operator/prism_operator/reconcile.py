@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 from functools import partial
 
 from prism_operator import announce
-from prism_operator.admin_client import admin_token, read_capacities
+from prism_operator.admin_client import admin_token, read_capacities, read_starts
 from prism_operator.api import (
     POD,
     PRISM_DEPLOYMENT,
@@ -29,7 +29,7 @@ from prism_operator.children import config, labels, missing_apis, names
 from prism_operator.crd.status import PrismDeploymentStatus
 from prism_operator.deployment import Deployment
 from prism_operator.drift import needs_apply, stamped
-from prism_operator.intent import Intent, intend
+from prism_operator.intent import Intent, hold_back, intend
 from prism_operator.measures import Measures
 from prism_operator.nodes import NodeFacts
 from prism_operator.observe import ClusterFacts, Observed, identity, observe, read_claim
@@ -40,6 +40,7 @@ from prism_operator.refused import Refused
 from prism_operator.rollout import Moves, Phase, next_moves
 from prism_operator.slots import RolloutSlots
 from prism_operator.snapshot import Problem, Snapshot
+from prism_operator.starts import Starts
 from prism_operator.status import is_due, next_status, transitions
 from prism_operator.tokens import token_secret
 
@@ -61,6 +62,7 @@ class _Memory:
 
     uid: str
     measures: Measures
+    starts: Starts
     status_written_s: float = float("-inf")
     token_applied_s: float = float("-inf")
 
@@ -94,13 +96,16 @@ class Reconciler:
         memory = self._remember(key, who)
         before = PrismDeploymentStatus.parse(body.get("status"))
         observed = observe(self._api, self._facts, who)
-        intent = self._checked(self._intend(body, observed, before), observed)
+        intent = hold_back(self._checked(self._intend(body, observed, before), observed), observed.children)
+        if intent.deployment is not None:
+            stall_s = intent.deployment.spec.startup.stall_seconds
+            observed = replace(observed, pods=memory.starts.judged(observed.pods, stall_s))
         problems = self._carry_out(who, intent, observed, memory)
         moves = self._next_moves(who, before, observed)
         snapshot = self._snapshot(who, intent, observed, problems, moves, memory)
         status_due_s = self._say(body, before, snapshot, memory)
         self._move(who, moves)
-        return self._requeue(snapshot, status_due_s, memory.measures.retry_s)
+        return self._requeue(snapshot, status_due_s, memory.measures.retry_s, memory.starts.retry_s)
 
     def _remember(self, key: Key, who: Deployment) -> _Memory:
         memory = self._memory.get(key)
@@ -110,7 +115,8 @@ class Reconciler:
         options = self._options
         read = partial(read_capacities, token=admin_token(self._key, who.uid), port=names.ADMIN_PORT)
         measures = Measures(read, options.status_min_interval_s, options.eviction_retry_s, self._clock)
-        self._memory[key] = _Memory(who.uid, measures)
+        starts = Starts(partial(read_starts, port=names.API_PORT), self._clock)
+        self._memory[key] = _Memory(who.uid, measures, starts)
         return self._memory[key]
 
     def _forget(self, key: Key) -> None:
@@ -246,7 +252,8 @@ class Reconciler:
             missing_apis=absent,
             capacities=memory.measures.of(observed.pods),
             claim=read_claim(self._api, who, spec) if spec is not None else None,
-            loader_job=observed.child("Job"),
+            awaits_download=intent.awaits_download,
+            loader_job=_loader_job(intent, observed),
             loader_trouble=observed.loader_trouble,
             autoscaler=observed.child("HorizontalPodAutoscaler") or observed.child("ScaledObject"),
             is_settings_checked=spec is None or config.is_checked(spec),
@@ -287,6 +294,12 @@ def _class_of(body: Object) -> str:
 def _pod_spec(child: Object) -> Object:
     spec: Object = child.get("spec", {}).get("template", {}).get("spec", {})
     return spec
+
+
+def _loader_job(intent: Intent, observed: Observed) -> Object | None:
+    """Of this spec; one of the spec before may still be there."""
+    wanted = next((child["metadata"]["name"] for child in intent.children or () if child["kind"] == "Job"), None)
+    return observed.child("Job") if wanted is None else observed.children.get(("Job", wanted))
 
 
 def _has_image_volume(stateful_set: Object) -> bool:

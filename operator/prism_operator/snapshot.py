@@ -50,6 +50,8 @@ class Snapshot:
     problems: Sequence[Problem] = ()
     missing_apis: Sequence[str] = ()
     """Group versions that the spec asks for and the cluster lacks."""
+    awaits_download: bool = False
+    """The workload is not made or changed before the model is there."""
     capacities: Sequence[Capacity] = ()
     """What ready pods say of themselves."""
     claim: Mapping[str, Any] | None = None

@@ -138,7 +138,7 @@ def test_engines_let_the_operator_in_and_the_operator_may_go_there(chart: Chart)
     assert labels["app.kubernetes.io/instance"] == flags["operator-name"]
     assert flags["operator-namespace"] == only(objects, "Deployment")["metadata"]["namespace"]
     *_, engines = only(objects, "NetworkPolicy")["spec"]["egress"]
-    assert engines["ports"] == [{"port": names.ADMIN_PORT, "protocol": "TCP"}]
+    assert [port["port"] for port in engines["ports"]] == [names.API_PORT, names.ADMIN_PORT]
     assert engines["to"][0]["podSelector"]["matchLabels"] == {"app.kubernetes.io/managed-by": MANAGED_BY}
 
 

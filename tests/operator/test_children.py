@@ -59,10 +59,12 @@ def test_the_same_spec_makes_the_same_objects_and_is_not_changed(name: str) -> N
         {"autoscaling": {"minReplicas": 3, "maxReplicas": 9}},
         {"service": {"type": "NodePort", "port": 81}},
         {"networkPolicy": {"ingressFrom": [{"podSelector": {}}]}},
+        {"monitoring": {"podMonitor": False, "labels": {"release": "prometheus"}}},
+        {"startup": {"stallSeconds": 7}},
     ],
     ids=lambda change: next(iter(change)),
 )
-def test_no_pod_template_depends_on_scale_service_or_policies(name: str, change: Object) -> None:
+def test_no_pod_template_depends_on_what_stands_beside_the_pods(name: str, change: Object) -> None:
     changed = merged(SPECS[name], change)
     assert template(changed) == template(SPECS[name])
     assert versions.template_inputs(deployment(changed)) == versions.template_inputs(deployment(SPECS[name]))
@@ -213,6 +215,26 @@ def test_tp2_shared_memory_is_sized_and_counted_in_the_memory_limit() -> None:
     assert limits["nvidia.com/gpu"] == "2"
 
 
+def test_a_pod_plans_with_its_part_of_the_card_and_with_none_on_the_cpu() -> None:
+    def part(spec: Object) -> int:
+        return config.settings_of(deployment(spec).spec).kv.gpu_memory_bytes
+
+    assert part(HUB) == 0, "all that the card has"
+    assert part(merged(HUB, {"gpu": {"memory": "20Gi"}})) == 20 << 30
+    assert part(merged(HUB, {"gpu": {"sharing": "mps", "memory": "20Gi"}})) == 20 << 30
+    assert part(merged(DEMO, {"gpu": {"memory": "20Gi"}})) == 0
+
+
+@pytest.mark.parametrize(("asked", "on_cpu", "with_card"), [(None, True, False), (True, True, True), (False,) * 3])
+def test_a_read_only_root_is_the_default_without_a_card_alone(asked: object, on_cpu: bool, with_card: bool) -> None:
+    def is_read_only(base: Object) -> object:
+        return container(merged(base, {"podTemplate": {"readOnlyRootFilesystem": asked}}))["securityContext"][
+            "readOnlyRootFilesystem"
+        ]
+
+    assert (is_read_only(DEMO), is_read_only(HUB)) == (on_cpu, with_card)
+
+
 @pytest.mark.parametrize("resources", [{"limits": "all"}, {"limits": {"memory": "much"}}])
 def test_resources_that_cannot_be_read_are_refused(resources: Object) -> None:
     with pytest.raises(Refused, match=r"podTemplate\.resources"):
@@ -248,6 +270,35 @@ def test_a_missing_optional_api_costs_its_child_only() -> None:
     everything = {body["kind"] for body in children(deployment(spec), OPTIONS, 1, OPTIONAL_APIS)}
     fewer = {body["kind"] for body in children(deployment(spec), OPTIONS, 1)}
     assert everything - fewer == {"ScaledObject", "PodMonitor"}
+
+
+def test_a_pod_monitor_has_the_labels_that_are_asked_for_or_is_not_made() -> None:
+    labels = {"release": "prometheus", "prism-infer.io/deployment": "another"}
+    [monitor] = made(merged(DEMO, {"monitoring": {"labels": labels}}), "PodMonitor")
+    found = monitor["metadata"]["labels"]
+    assert (found["release"], found["prism-infer.io/deployment"]) == ("prometheus", "contracts")
+    assert "release" not in template(merged(DEMO, {"monitoring": {"labels": labels}}))["metadata"]["labels"]
+    assert made(merged(DEMO, {"monitoring": {"podMonitor": False}}), "PodMonitor") == []
+
+
+def test_the_loader_reaches_names_and_the_peers_that_are_named_else_the_hubs_port() -> None:
+    def egress(spec: Object) -> list[Object]:
+        [policy] = [body for body in made(spec, "NetworkPolicy") if body["metadata"]["name"] == "contracts-loader"]
+        found: list[Object] = policy["spec"]["egress"]
+        return found
+
+    names, hub = egress(HUB)
+    assert hub == {"ports": [{"port": 443, "protocol": "TCP"}]}
+    proxy = {"podSelector": {"matchLabels": {"app": "proxy"}}}
+    assert egress(merged(HUB, {"networkPolicy": {"loaderEgressTo": [proxy]}})) == [names, {"to": [proxy]}]
+
+
+def test_the_operator_reaches_engines_whose_callers_are_named() -> None:
+    caller = {"podSelector": {"matchLabels": {"app": "web"}}}
+    [policy] = made(merged(DEMO, {"networkPolicy": {"ingressFrom": [caller]}}), "NetworkPolicy")
+    api, admin = policy["spec"]["ingress"]
+    assert api["from"] == [caller, admin["from"][0]]
+    assert admin["from"][0]["podSelector"]["matchLabels"]["app.kubernetes.io/component"] == "operator"
 
 
 def test_the_user_service_reaches_the_engines_api_port() -> None:

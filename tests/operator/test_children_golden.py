@@ -69,6 +69,8 @@ SPECS: dict[str, dict[str, Any]] = {
             "metricsFrom": [{"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "monitoring"}}}],
             "egressTo": [{"ipBlock": {"cidr": "10.0.0.0/8"}}],
         },
+        "monitoring": {"labels": {"release": "prometheus", "app.kubernetes.io/name": "theirs"}},
+        "podTemplate": {"readOnlyRootFilesystem": True},
         "autoscaling": {"kind": "KEDA", "maxReplicas": 4, "scaleDownSeconds": 60},
     },
     "host_path_no_policies": {
@@ -77,6 +79,7 @@ SPECS: dict[str, dict[str, Any]] = {
         "drain": {"propagationSeconds": 0, "streamSeconds": 900},
         "startup": {"timeoutSeconds": 61},
         "gpu": {"resourceName": "nvidia.com/mig-3g.20gb"},
+        "monitoring": {"podMonitor": False},
     },
     "shared_claim_mirror": merged(
         HUB,
@@ -84,7 +87,11 @@ SPECS: dict[str, dict[str, Any]] = {
             "model": {
                 "source": {"huggingFace": {"endpoint": "http://hub.mirror:8080", "storage": {"claimName": "all"}}}
             },
-            "networkPolicy": {"ingressFrom": [{"podSelector": {"matchLabels": {"app": "web"}}}]},
+            "networkPolicy": {
+                "ingressFrom": [{"podSelector": {"matchLabels": {"app": "web"}}}],
+                "loaderEgressTo": [{"ipBlock": {"cidr": "10.1.0.0/16"}}],
+            },
+            "gpu": {"sharing": "time-slicing", "memory": "20Gi"},
         },
     ),
 }

@@ -278,9 +278,9 @@ def test_fields_that_an_older_installed_schema_lacks_are_named() -> None:
     assert missing_fields(installed) == []
     schema = installed["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
     del at(schema, "spec.kv")["properties"]["minTokens"]
-    del at(schema, "spec")["properties"]["gateway"]
+    del at(schema, "spec")["properties"]["monitoring"]
     del at(schema, "status.conditions")["items"]["properties"]["reason"]
-    assert missing_fields(installed) == ["spec.kv.minTokens", "spec.gateway", "status.conditions[].reason"]
+    assert missing_fields(installed) == ["spec.kv.minTokens", "spec.monitoring", "status.conditions[].reason"]
 
 
 def test_a_version_that_is_not_served_lacks_everything() -> None:

@@ -100,7 +100,7 @@ BAD: list[tuple[str, dict[str, Any]]] = [
     ("a label longer than labels are", {"model": DEMO, "podTemplate": {"labels": {"a": "x" * 64}}}),
     ("a peer that is text", {"model": DEMO, "networkPolicy": {"ingressFrom": ["everyone"]}}),
     ("a port out of range", {"model": DEMO, "service": {"port": 70000}}),
-    ("a picker without a name", {"model": DEMO, "gateway": {"inferencePool": {"endpointPickerRef": {}}}}),
+    ("a monitor that is neither on nor off", {"model": DEMO, "monitoring": {"podMonitor": "yes"}}),
 ]
 
 

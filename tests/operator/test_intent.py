@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from prism_operator.intent import Intent, intend
+from prism_operator.intent import Intent, hold_back, intend
 from prism_operator.nodes import NodeFacts
 from prism_operator.options import OperatorOptions
 
@@ -88,3 +88,62 @@ def test_an_operator_upgrade_alone_changes_no_workload() -> None:
     assert workload(intent({"model": SERVED}, live=live, options=newer)) == live
     edited = workload(intent({"model": SERVED, "kv": {"dtype": "bf16"}}, live=live, options=newer))
     assert edited["spec"]["template"]["spec"]["containers"][0]["image"] == "prism-server:9.9"
+
+
+HUB = {"source": {"huggingFace": {"repository": "Qwen/Qwen3-VL-8B-Instruct"}}}
+OTHER = {"source": {"huggingFace": {"repository": "Qwen/Qwen3-VL-8B-Instruct", "revision": "v2"}}}
+Live = dict[tuple[str, str], dict[str, Any]]
+
+
+def cluster(found: Intent, *, is_loaded: bool) -> Live:
+    """What the API server has once `found` is applied; it fills in what nobody asked for."""
+    assert found.children is not None
+    live = {(child["kind"], child["metadata"]["name"]): dict(child) for child in found.children}
+    for (kind, _), body in live.items():
+        if kind == "Job" and is_loaded:
+            body["status"] = {"conditions": [{"type": "Complete", "status": "True"}]}
+        if kind == "StatefulSet":
+            body["spec"] = {**body["spec"], "persistentVolumeClaimRetentionPolicy": {"whenDeleted": "Retain"}}
+    return live
+
+
+def stateful_set(live: Live) -> dict[str, Any]:
+    return live["StatefulSet", "demo-engine"]
+
+
+def kinds(found: Intent) -> list[str]:
+    return [child["kind"] for child in found.children or ()]
+
+
+def test_no_workload_is_made_before_its_model_is_downloaded() -> None:
+    wanted = intent({"model": HUB})
+    running = {key: body for key, body in cluster(wanted, is_loaded=False).items() if key[0] != "StatefulSet"}
+    for live in ({}, running):
+        held = hold_back(wanted, live)
+        assert held.awaits_download
+        assert kinds(held) == [kind for kind in kinds(wanted) if kind != "StatefulSet"]
+    assert hold_back(wanted, cluster(wanted, is_loaded=True)) == wanted
+
+
+def test_a_workload_keeps_its_template_until_another_model_is_downloaded_and_still_scales() -> None:
+    live = cluster(intent({"model": HUB}), is_loaded=True)
+    there = stateful_set(live)
+    wanted = intent({"model": OTHER, "replicas": 3}, live=there)
+    held = hold_back(wanted, live)
+    assert held.awaits_download
+    assert kinds(held) == kinds(wanted)
+    assert workload(held)["spec"] == {**there["spec"], "replicas": 3}
+    assert workload(held)["metadata"] == there["metadata"]
+    loaded = live | cluster(wanted, is_loaded=True)
+    assert hold_back(wanted, loaded) == wanted
+
+
+def test_a_loader_that_is_made_again_holds_nothing_back_that_stays_as_it_is() -> None:
+    live = cluster(intent({"model": HUB}), is_loaded=False)
+    wanted = intent({"model": HUB, "replicas": 5}, live=stateful_set(live))
+    assert hold_back(wanted, live) == wanted
+
+
+def test_models_that_need_no_download_wait_for_nothing() -> None:
+    wanted = intent({"model": SERVED})
+    assert hold_back(wanted, {}) == wanted

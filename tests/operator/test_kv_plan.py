@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from deployments import DEMO, HUB, deployment, merged
 
+from prism_operator.children.config import settings_of
 from prism_operator.nodes import NodeFacts, Taint, card_memory_bytes, is_shared
 from prism_operator.plan import KVPlan, plan_kv
 from prism_operator.refused import Refused
@@ -278,6 +279,36 @@ def test_fixed_pages_are_the_plan_where_the_card_holds_them() -> None:
     refused = plan([node(memory_mib=81559)], kv={"pages": 20_000})
     assert (refused.reason, refused.feasible) == ("DoesNotFit", False)
     assert refused.suggestion == f"kv.pages: {plan([node(memory_mib=81559)]).pages}"
+
+
+def test_a_card_that_holds_fewer_than_the_least_tokens_is_not_eligible() -> None:
+    small, large = node("small", 40536), node("large", 143771)
+    tokens = plan([small]).tokens or 0
+    assert plan([small], kv={"minTokens": tokens}).reason == "Planned"
+    refused = plan([small], kv={"minTokens": tokens + 1})
+    assert (refused.reason, refused.suggestion) == ("DoesNotFit", f"kv.minTokens: {tokens}")
+    assert f"asks for {tokens + 1:,} tokens, the pages hold {tokens:,}" in refused.message
+    assert plan([small, large], kv={"minTokens": tokens + 1}).reason == "SomeNodesFit"
+    assert plan(None, gpu={"memory": "40536Mi"}, kv={"minTokens": tokens + 1}).reason == "DoesNotFit"
+
+
+def test_no_least_tokens_make_room_for_a_context_that_does_not_fit() -> None:
+    tight: dict[str, Any] = {"engine": {"maxContextTokens": 32768}, "gpu": {"memory": "24Gi"}}
+    assert plan(None, **tight, kv={"minTokens": 1}).message == plan(None, **tight).message
+    assert plan(None, **tight).reason == "DoesNotFit"
+
+
+def test_fixed_pages_must_hold_the_least_tokens() -> None:
+    card = [node(memory_mib=81559)]
+    assert plan(card, kv={"pages": 600, "minTokens": 600 * 64}).reason == "Planned"
+    assert plan(card, kv={"pages": 600, "minTokens": 600 * 64 + 1}).suggestion == "kv.minTokens: 38400"
+
+
+def test_a_pod_plans_with_the_same_part_of_a_shared_card_as_the_operator() -> None:
+    spec = deployment(merged(HUB, {"gpu": {"sharing": "time-slicing", "memory": "40Gi"}})).spec
+    settings = settings_of(spec)
+    request = PlanRequest(KNOWN_MODELS["8b"], settings.kv.gpu_memory_bytes, settings.kv.memory_fraction)
+    assert plan_kv(spec, None).pages == plan_pages(request).num_pages
 
 
 def test_on_the_cpu_the_host_decides_unless_pages_or_memory_are_given() -> None:

@@ -131,6 +131,9 @@ def test_a_secret_that_is_not_there_shows_in_auth_ready() -> None:
     assert reasons(snapshot([pod(0), missing], spec=keys))["AuthReady"] == ("False", "SecretNotMounted")
     assert reasons(snapshot([pod(0)], spec=keys))["AuthReady"] == ("Unknown", "NoReadyPods")
     assert reasons(snapshot(SERVING, spec=keys))["AuthReady"] == ("True", "KeysRead")
+    words = "prism-serve ended with exit code 1: http.api_keys_file: /etc/prism/api-keys holds no key"
+    empty = pod(0, trouble=Trouble("Error", words))
+    assert said(snapshot([empty], spec=keys))["AuthReady"] == Verdict("AuthReady", "False", "BadKeys", f"e-0: {words}")
     bad = snapshot(SERVING, spec=keys, capacities=[Capacity("e-0", "u0", 100, 64, "the file holds no key")])
     assert reasons(bad)["AuthReady"] == ("False", "BadKeys")
 
@@ -154,6 +157,15 @@ def test_where_the_models_files_stand() -> None:
     assert said(unauthorized)["ModelReady"] == Verdict("ModelReady", "False", "Unauthorized", "the hub says 401")
     job["status"] = {"conditions": [{"type": "Complete", "status": "True"}]}
     assert reasons(snapshot([], spec=hub, claim=store, loader_job=job))["ModelReady"] == ("True", "Downloaded")
+
+
+def test_a_workload_that_waits_for_its_model_says_so() -> None:
+    first = reasons(snapshot([], serving=None, awaits_download=True))
+    assert first["Ready"] == ("False", "AwaitingModel")
+    assert first["Progressing"] == ("False", "AwaitingModel")
+    other = snapshot(SERVING, serving=Serving(2, 2, 1, "r1"), awaits_download=True)
+    assert reasons(other)["Available"] == ("True", "Serving")
+    assert said(other)["Ready"].message == "the download comes first, see ModelReady; generation 2 serves on"
 
 
 def test_a_broken_autoscaler_shows_in_a_condition() -> None:

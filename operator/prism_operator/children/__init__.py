@@ -84,6 +84,6 @@ def _optional(deployment: Deployment, apis: frozenset[str]) -> list[dict[str, An
     autoscaling = deployment.spec.autoscaling
     if autoscaling is not None and not missing_apis(deployment, apis):
         made.append(autoscale.autoscaler(deployment, autoscaling))
-    if pod_monitor.MONITORING_API in apis:
+    if deployment.spec.monitoring.pod_monitor and pod_monitor.MONITORING_API in apis:
         made.append(pod_monitor.pod_monitor(deployment))
     return made

@@ -32,6 +32,7 @@ SPEC_FIELDS = {
     "kv.page_tokens": "kv.pageTokens",
     "kv.memory_bytes": "kv.pages",
     "kv.memory_fraction": "kv.memoryFractionPercent",
+    "kv.gpu_memory_bytes": "gpu.memory",
     "kv.prefix_cache": "engine.prefixCache",
     "kv.host_bytes": "kv.hostMemory",
     "engine.max_context_tokens": "engine.maxContextTokens",
@@ -152,6 +153,7 @@ def _from_spec(spec: PrismDeploymentSpec) -> Config:
             "page_tokens": kv.page_tokens,
             "memory_bytes": _pool_bytes(spec),
             "memory_fraction": kv.memory_fraction_percent / 100,
+            "gpu_memory_bytes": _card_part_bytes(spec),
             "host_bytes": quantity_bytes(kv.host_memory),
             "prefix_cache": engine.prefix_cache,
         },
@@ -180,6 +182,11 @@ def _pool_bytes(spec: PrismDeploymentSpec) -> int:
         raise Refused("NoShape", "kv.pages needs model.shape: the bytes of a page depend on the model")
     layout = shape.page_layout(spec.kv.dtype, spec.kv.page_tokens, spec.engine.tensor_parallel)
     return spec.kv.pages * layout.page_bytes
+
+
+def _card_part_bytes(spec: PrismDeploymentSpec) -> int:
+    """`gpu.memory`: a shared card shows its whole memory to every pod. 0: all that the card has."""
+    return quantity_bytes(spec.gpu.memory) if spec.gpu.memory and spec.engine.device != "cpu" else 0
 
 
 def _with_overrides(config: Config, overrides: dict[str, Any]) -> Config:

@@ -96,11 +96,16 @@ def _container(spec: PrismDeploymentSpec, image_reference: str, volumes: list[Vo
             {"name": "admin", "containerPort": names.ADMIN_PORT, "protocol": "TCP"},
         ],
         "resources": engine_resources(spec),
-        "securityContext": container_security(read_only_root=spec.engine.device == "cpu"),
+        "securityContext": container_security(_has_read_only_root(spec)),
         "terminationMessagePolicy": "FallbackToLogsOnError",
         "volumeMounts": [volume.mount for volume in volumes],
         **_probes(spec),
     }
+
+
+def _has_read_only_root(spec: PrismDeploymentSpec) -> bool:
+    asked = spec.pod_template.read_only_root_filesystem
+    return spec.engine.device == "cpu" if asked is None else asked
 
 
 def _environment() -> list[dict[str, str]]:

@@ -23,7 +23,7 @@ def engine_policy(deployment: Deployment, options: OperatorOptions) -> dict[str,
     """
     policy = deployment.spec.network_policy
     admin_peers = [_operator_peer(options), _own_pods_peer(deployment), *policy.metrics_from]
-    ingress = [_ingress(names.API_PORT, _api_peers(deployment)), _ingress(names.ADMIN_PORT, admin_peers)]
+    ingress = [_ingress(names.API_PORT, _api_peers(deployment, options)), _ingress(names.ADMIN_PORT, admin_peers)]
     egress: list[Rule] = [_dns()]
     if policy.egress_to:
         egress.append({"to": list(policy.egress_to)})
@@ -31,13 +31,17 @@ def engine_policy(deployment: Deployment, options: OperatorOptions) -> dict[str,
 
 
 def loader_policy(deployment: Deployment) -> dict[str, Any]:
-    """Nothing in; out to names and to the hub's port, wherever it redirects to."""
+    """Nothing in; out to names and `loaderEgressTo`, by default to the hub's port, wherever it redirects to."""
     hub = deployment.spec.model.source.hugging_face
     assert hub is not None
-    parts = urlsplit(hub.endpoint)
-    ports = sorted({443, parts.port or (443 if parts.scheme == "https" else 80)})
-    egress = [_dns(), {"ports": [_port(port) for port in ports]}]
+    peers = list(deployment.spec.network_policy.loader_egress_to)
+    egress = [_dns(), {"to": peers} if peers else {"ports": [_port(port) for port in _hub_ports(hub.endpoint)]}]
     return _policy(deployment, names.loader(deployment), "loader", [], egress)
+
+
+def _hub_ports(endpoint: str) -> list[int]:
+    parts = urlsplit(endpoint)
+    return sorted({443, parts.port or (443 if parts.scheme == "https" else 80)})
 
 
 def _policy(
@@ -52,10 +56,10 @@ def _policy(
     return child(deployment, "networking.k8s.io/v1", "NetworkPolicy", name, component, spec=spec)
 
 
-def _api_peers(deployment: Deployment) -> list[Rule]:
-    """An empty list is everybody."""
+def _api_peers(deployment: Deployment, options: OperatorOptions) -> list[Rule]:
+    """An empty list is everybody. The operator looks at how far starts are."""
     if deployment.spec.network_policy.ingress_from:
-        return list(deployment.spec.network_policy.ingress_from)
+        return [*deployment.spec.network_policy.ingress_from, _operator_peer(options)]
     return [{"namespaceSelector": {}}] if deployment.spec.service.type == "ClusterIP" else []
 
 

@@ -20,7 +20,7 @@ def pod_security() -> dict[str, Any]:
 
 
 def container_security(read_only_root: bool) -> dict[str, Any]:
-    """A read-only root is not for CUDA: the GPU runtime's hooks write into it."""
+    """With a card a read-only root is not the default: some GPU runtimes' hooks write into it."""
     return {
         "allowPrivilegeEscalation": False,
         "capabilities": {"drop": ["ALL"]},

@@ -18,13 +18,17 @@ rendering."""
 ANNOTATION_DEFAULT_IMAGE = "prism-infer.io/default-image"
 """On the StatefulSet: the image that stands in for an empty `spec.image.reference`."""
 
-_BESIDE_THE_TEMPLATE = {"operator_class", "replicas", "autoscaling", "service", "network_policy"}
+_BESIDE_THE_TEMPLATE: dict[str, Any] = {
+    **dict.fromkeys(("operator_class", "replicas", "autoscaling", "service", "network_policy", "monitoring"), True),
+    "startup": {"stall_seconds"},
+}
 
 
 def template_inputs(deployment: Deployment) -> str:
     """A hash of the parts of the spec that reach the pod template. Fields at their default do not count: a field that a
     newer operator knows is no change."""
     said = deployment.spec.model_dump(mode="json", exclude_defaults=True, exclude=_BESIDE_THE_TEMPLATE)
+    said = {group: fields for group, fields in said.items() if fields != {}}
     return content_hash(json.dumps(said, sort_keys=True))[:16]
 
 

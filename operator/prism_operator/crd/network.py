@@ -1,4 +1,4 @@
-"""How the pods are reached: Service, policies, monitors, gateways."""
+"""How the pods are reached: Service, policies, monitors."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from prism_operator.crd.base import Annotations, Labels, Model, Name, Open
+from prism_operator.crd.base import Annotations, Labels, Model, Open
 
 Peers = Annotated[list[Open], Field(max_length=32)]
 Port = Annotated[int, Field(ge=1, le=65535)]
@@ -23,7 +23,7 @@ class NetworkPolicySpec(Model):
     egress_to: Peers = Field(default_factory=list, description="what engines may reach, beside DNS; empty: nothing")
     loader_egress_to: Peers = Field(
         default_factory=list,
-        description="what the loader may reach, beside DNS; empty: any address, on the port of its endpoint",
+        description="what the loader may reach, beside DNS; empty: any address, on port 443 and that of its endpoint",
     )
 
 
@@ -40,25 +40,3 @@ class MonitoringSpec(Model):
 
     pod_monitor: bool = Field(default=True, description="make a PodMonitor if the cluster knows the kind")
     labels: Labels = Field(default_factory=dict, description="labels that a Prometheus selects its monitors by")
-
-
-class EndpointPickerRef(Model):
-    """The Service of an endpoint picker of the Gateway API's inference extension."""
-
-    name: Name = Field(description="Service in the same namespace")
-    port: Port = Field(default=9002, description="its gRPC port")
-    failure_mode: Literal["FailOpen", "FailClose"] = Field(
-        default="FailOpen", description="what the gateway does without the picker's answer"
-    )
-
-
-class InferencePoolSpec(Model):
-    """An InferencePool over the engine pods; its requests go round Prism's own placement."""
-
-    endpoint_picker_ref: EndpointPickerRef
-
-
-class GatewaySpec(Model):
-    """Ways in through the Gateway API, where its kinds are there."""
-
-    inference_pool: InferencePoolSpec | None = None

@@ -7,7 +7,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field, model_validator
 
 from prism_operator.crd.base import Annotations, ImageReference, Labels, Model, Name, Open, OptionalName, Quantity
-from prism_operator.crd.network import GatewaySpec, MonitoringSpec, NetworkPolicySpec, ServiceSpec
+from prism_operator.crd.network import MonitoringSpec, NetworkPolicySpec, ServiceSpec
 from prism_operator.crd.sources import ModelSource
 
 Positive = Annotated[int, Field(ge=1, le=2**31 - 1)]
@@ -68,7 +68,7 @@ class KVSpec(Model):
     pages: NonNegative = Field(default=0, description="0: as many as the card holds")
     min_tokens: NonNegative = Field(
         default=0,
-        description="a card that holds fewer tokens is not eligible; 0: one request of engine.maxContextTokens",
+        description="a card that holds fewer tokens is not eligible; at least one request of engine.maxContextTokens",
     )
     memory_fraction_percent: Annotated[int, Field(ge=10, le=98)] = Field(
         default=85, description="part of the card that the engine takes, weights included"
@@ -114,7 +114,9 @@ class GPUSpec(Model):
     resource_name: Annotated[str, Field(min_length=1, max_length=253)] = Field(
         default="nvidia.com/gpu", description="extended resource, for example nvidia.com/mig-3g.40gb"
     )
-    memory: Quantity | None = Field(default=None, description="memory of one card; needed for shared cards")
+    memory: Quantity | None = Field(
+        default=None, description="part of each card that a pod plans with; needed where cards are shared"
+    )
     sharing: Literal["none", "time-slicing", "mps"] = Field(default="none", description="how pods share one card")
 
 
@@ -163,7 +165,7 @@ class StartupSpec(Model):
         default=1800, description="from start to the first answer"
     )
     stall_seconds: Annotated[int, Field(ge=5, le=3600)] = Field(
-        default=300, description="given up earlier when nothing is loaded for so long"
+        default=300, description="`Stalled` says so when a start has not moved for so long"
     )
 
 
@@ -208,7 +210,6 @@ class PrismDeploymentSpec(Model):
     network_policy: NetworkPolicySpec = NetworkPolicySpec()
     service: ServiceSpec = ServiceSpec()
     monitoring: MonitoringSpec = MonitoringSpec()
-    gateway: GatewaySpec | None = None
 
     @classmethod
     def parse(cls, spec: dict[str, Any]) -> PrismDeploymentSpec:

@@ -1,4 +1,4 @@
-"""A model hub on localhost that can be told to misbehave."""
+"""A model hub that can be told to misbehave."""
 
 from __future__ import annotations
 
@@ -108,13 +108,13 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 @contextmanager
-def serving(hub: StandInHub) -> Iterator[StandInHub]:
+def serving(hub: StandInHub, host: str = "127.0.0.1") -> Iterator[StandInHub]:
     released = threading.Event()
     handler = type("Handler", (_Handler,), {"hub": hub, "released": released})
-    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
+    server = ThreadingHTTPServer((host, 0), handler)
     thread = threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True)
     thread.start()
-    hub.url = f"http://127.0.0.1:{server.server_port}"
+    hub.url = f"http://{host}:{server.server_port}"
     try:
         yield hub
     finally:

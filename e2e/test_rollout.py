@@ -1,0 +1,189 @@
+"""Pods come and go under load, and nobody who asks notices. One deployment, from two pods to one."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+import pytest
+from kubernetes import client
+
+from e2e.cluster.layout import REGISTRY
+from e2e.harness import Cluster, Object, eventually
+from e2e.load import LongAnswer, steady_load
+from e2e.prism import Deployed, new_namespace, prism_deployment
+from e2e.watches import PODS, PRISM_DEPLOYMENTS, watching
+
+STREAM_S = 60
+MOST_TOKENS = 7800
+"""What the bundled model's context holds."""
+ABSENT_IMAGE = f"{REGISTRY}/prism-server-cpu:absent"
+
+
+@dataclass
+class PodHistory:
+    """Every change of a deployment's engine pods, by UID, in the API server's order."""
+
+    ready: set[str] = field(default_factory=set)
+    """Ready, and not told to go."""
+    fewest_ready: int | None = None
+    leaving_s: dict[str, float] = field(default_factory=dict)
+    leaving_version: dict[str, int] = field(default_factory=dict)
+    """Of the pod, when it was told to go."""
+    gone_s: dict[str, float] = field(default_factory=dict)
+
+    def take(self, kind: str, pod: Object) -> None:
+        """One event of the watch."""
+        metadata = pod["metadata"]
+        uid, is_gone, is_leaving = metadata["uid"], kind == "DELETED", "deletionTimestamp" in metadata
+        conditions = {c["type"]: c["status"] for c in pod["status"].get("conditions", [])}
+        if is_leaving:
+            self.leaving_s.setdefault(uid, time.monotonic())
+            self.leaving_version.setdefault(uid, int(metadata["resourceVersion"]))
+        if is_gone:
+            self.gone_s[uid] = time.monotonic()
+        if conditions.get("Ready") == "True" and not is_leaving and not is_gone:
+            self.ready.add(uid)
+        else:
+            self.ready.discard(uid)
+        if self.fewest_ready is not None:
+            self.fewest_ready = min(self.fewest_ready, len(self.ready))
+
+    def begin(self) -> None:
+        """The pods that were there are known; from now on the fewest count."""
+        self.fewest_ready = len(self.ready)
+
+
+@contextmanager
+def pod_history(deployed: Deployed) -> Iterator[PodHistory]:
+    """Of the engine pods while the block runs."""
+    history = PodHistory()
+    label = f"prism-infer.io/deployment={deployed.name},app.kubernetes.io/component=engine"
+    with watching(deployed.cluster, PODS, deployed.namespace, history.take, history.begin, label):
+        yield history
+
+
+def uids(deployed: Deployed) -> set[str]:
+    return {pod["metadata"]["uid"] for pod in deployed.engines()}
+
+
+def mark(deployed: Deployed, value: str) -> None:
+    """An edit of the pod template that changes nothing of what the pods do; the image is the default one again."""
+    deployed.patch({"podTemplate": {"labels": {"mark": value}}, "image": {"reference": None}})
+
+
+def scale(deployed: Deployed, replicas: int) -> None:
+    """As a person or an autoscaler does, on the subresource."""
+    deployed.cluster.kubectl("scale", "pd", deployed.name, "-n", deployed.namespace, f"--replicas={replicas}")
+
+
+def evict(deployed: Deployed, pod: Object) -> None:
+    """As `kubectl drain` does. Raises ApiException (429) where a disruption budget forbids it."""
+    name = pod["metadata"]["name"]
+    body = client.V1Eviction(metadata=client.V1ObjectMeta(name=name, namespace=deployed.namespace))
+    client.CoreV1Api().create_namespaced_pod_eviction(name, deployed.namespace, body)
+
+
+def is_leaving(deployed: Deployed, pod: Object) -> bool:
+    """Whether that very pod is told to go, or gone."""
+    uid = pod["metadata"]["uid"]
+    found = [p["metadata"] for p in deployed.engines() if p["metadata"]["uid"] == uid]
+    return not found or "deletionTimestamp" in found[0]
+
+
+@pytest.fixture(scope="module")
+def pair(cluster: Cluster, operator: str) -> Iterator[Deployed]:
+    """Two engines, Ready. Tests leave them Ready; the last one leaves one."""
+    with new_namespace(cluster, "rollout") as namespace:
+        body = prism_deployment(
+            "pair",
+            namespace,
+            replicas=2,
+            engine={"maxContextTokens": 8192},
+            kv={"pages": 300},
+            drain={"propagationSeconds": 2, "streamSeconds": 90},
+            podTemplate={"resources": {"limits": {"cpu": "600m"}}},  # else the stream is over too soon
+        )
+        deployed = Deployed.apply(cluster, body)
+        deployed.wait("Ready")
+        yield deployed
+        deployed.delete("--wait=false")
+
+
+def test_a_stream_of_a_minute_survives_the_rollout_of_its_pod_and_no_request_fails(pair: Deployed) -> None:
+    before = uids(pair)
+    with pod_history(pair) as pods, steady_load(pair.url) as load:
+        answer = LongAnswer(pair.url, MOST_TOKENS, 1.1 * STREAM_S)
+        answer.start()
+        eventually("a stream that flows", lambda: answer.num_chunks > 5)
+        mark(pair, "stream")
+        pair.wait("Ready", timeout_s=240)
+        load.more()
+        answer.join(2 * STREAM_S)
+    assert answer.ended in ("left", "length")
+    assert answer.seconds >= STREAM_S, f"the machine is too fast for this test: {answer.num_chunks} tokens"
+    assert load.failures == []
+    assert not before & uids(pair)
+    waited_s = {uid: pods.gone_s[uid] - pods.leaving_s[uid] for uid in before}
+    assert max(waited_s.values()) > STREAM_S / 4, "its pod has stayed for it"
+    assert pods.fewest_ready == 1
+
+
+def test_no_request_fails_while_pods_are_added_evicted_and_taken_away(pair: Deployed) -> None:
+    with steady_load(pair.url) as load:
+        scale(pair, 3)
+        pair.wait("Ready")
+        load.more()
+        first = pair.engines()[0]
+        evict(pair, first)
+        scale(pair, 2)
+        eventually("the pods gone", lambda: is_leaving(pair, first) and len(pair.engines()) == 2)
+        pair.wait("Ready")
+        load.more()
+    assert load.failures == []
+
+
+def test_three_edits_in_a_row_with_a_bad_image_never_go_below_the_floor_and_end_without_a_person(
+    pair: Deployed, operator: str
+) -> None:
+    """The operator is killed in the middle, too."""
+    before = uids(pair)
+    with pod_history(pair) as pods:
+        mark(pair, "first")
+        pair.patch({"image": {"reference": ABSENT_IMAGE}})
+        pair.wait("Stalled", says=ABSENT_IMAGE)
+        pair.wait("Available")
+        pair.wait("Ready", "False")
+        mark(pair, "last")
+        operators = ("-n", operator, "-l", "app.kubernetes.io/component=operator")
+        pair.cluster.kubectl("delete", "pod", *operators, "--wait=false", "--grace-period=1")
+        pair.wait("Ready", timeout_s=240)
+    assert pods.fewest_ready == 1
+    assert not before & uids(pair)
+    assert {pod["metadata"]["labels"]["mark"] for pod in pair.engines()} == {"last"}
+    pair.wait("Stalled", "False")
+
+
+def test_with_one_replica_no_surge_is_said_before_the_gap_and_a_drain_is_not_blocked(pair: Deployed) -> None:
+    scale(pair, 1)
+    eventually("one pod", lambda: len(pair.engines()) == 1)
+    pair.wait("Ready")
+    (old,) = uids(pair)
+    said: list[int] = []
+
+    def listen(kind: str, body: Object) -> None:
+        metadata = body["metadata"]
+        for condition in body.get("status", {}).get("conditions", []):
+            is_new = condition["observedGeneration"] == metadata["generation"]
+            if condition["type"] == "Progressing" and condition["reason"] == "NoSurge" and is_new:
+                said.append(int(metadata["resourceVersion"]))
+
+    with pod_history(pair) as pods, watching(pair.cluster, PRISM_DEPLOYMENTS, pair.namespace, listen):
+        mark(pair, "alone")
+        pair.wait("Ready")
+    assert said[0] < pods.leaving_version[old], "versions of the API server only grow"
+    (only,) = pair.engines()
+    evict(pair, only)
+    eventually("a pod told to go", lambda: is_leaving(pair, only))
