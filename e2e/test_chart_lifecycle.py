@@ -90,7 +90,6 @@ def test_an_upgrade_of_the_release_changes_no_pod_template(cluster: Cluster, sec
     eventually("a pass of the new operator", lambda: second.status["observedGeneration"] > generation)
     assert (template(cluster, second), [pod["metadata"]["uid"] for pod in second.engines()]) == before
     second.wait("Ready")
-    install_second(cluster, second.namespace, "second")
 
 
 def test_no_object_ever_has_a_finalizer_or_a_note_of_the_framework(cluster: Cluster, second: Deployed) -> None:
