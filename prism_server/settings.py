@@ -11,7 +11,9 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, FilePath, model_validator
 
+from prism_server.capacity.models import ModelShape, WeightDtype
 from prism_server.capacity.page_layout import KVDtype
+from prism_server.capacity.plan import PlanRequest
 
 MIB = 1 << 20
 GIB = 1 << 30
@@ -154,3 +156,21 @@ class ServerSettings(Group):
         if step < sequences:
             raise ValueError(f"engine.max_step_tokens {step} must be at least engine.max_running_sequences {sequences}")
         return self
+
+    def plan_request(self, shape: ModelShape, gpu_memory_bytes: int, tensor_parallel: int = 1) -> PlanRequest:
+        """What a page plan needs to know of these settings: one sum for the server, the operator and paper."""
+        weights: WeightDtype = "fp32" if self.model.dtype == "float32" else "bf16"
+        return PlanRequest(
+            shape,
+            gpu_memory_bytes=gpu_memory_bytes,
+            memory_fraction=self.kv.memory_fraction,
+            kv_dtype=self.kv.dtype,
+            page_tokens=self.kv.page_tokens,
+            weight_dtype=weights,
+            tensor_parallel=tensor_parallel,
+            max_context_tokens=self.engine.max_context_tokens,
+            max_step_tokens=self.engine.max_step_tokens,
+            max_running_sequences=self.engine.max_running_sequences,
+            max_image_tokens=self.media.max_image_tokens,
+            feature_cache_bytes=self.engine.feature_cache_bytes,
+        )

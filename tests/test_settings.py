@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from prism_server.capacity.models import KNOWN_MODELS
-from prism_server.capacity.plan import GIB, PlanRequest, plan_pages
+from prism_server.capacity.plan import GIB, plan_pages
 from prism_server.errors import BadRequest, StartupError
 from prism_server.settings import ServerSettings
 from prism_server.settings_cli import load_settings, options
@@ -178,18 +178,7 @@ def test_version_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_the_example_config_loads_and_fits_an_h200() -> None:
     settings = load_settings(["--config", str(CONFIGS / "tp1_fp8.json")], {})
-    request = PlanRequest(
-        shape=KNOWN_MODELS["8b"],
-        gpu_memory_bytes=140 * GIB,
-        memory_fraction=settings.kv.memory_fraction,
-        kv_dtype=settings.kv.dtype,
-        page_tokens=settings.kv.page_tokens,
-        max_context_tokens=settings.engine.max_context_tokens,
-        max_step_tokens=settings.engine.max_step_tokens,
-        max_running_sequences=settings.engine.max_running_sequences,
-        max_image_tokens=settings.media.max_image_tokens,
-        feature_cache_bytes=settings.engine.feature_cache_bytes,
-    )
+    request = settings.plan_request(KNOWN_MODELS["8b"], gpu_memory_bytes=140 * GIB)
     assert plan_pages(request).num_tokens > 1_000_000
 
 

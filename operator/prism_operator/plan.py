@@ -25,7 +25,7 @@ from prism_operator.nodes import (
     is_shared,
 )
 from prism_operator.shapes import shape_of
-from prism_server.capacity.models import ModelShape, WeightDtype
+from prism_server.capacity.models import ModelShape
 from prism_server.capacity.page_layout import PageLayout
 from prism_server.capacity.plan import GIB, PagePlan, PlanRequest, plan_pages, suggestions
 from prism_server.settings import ServerSettings
@@ -92,21 +92,7 @@ def plan_kv(spec: PrismDeploymentSpec, nodes: Sequence[NodeFacts] | None) -> KVP
 
 
 def _request(spec: PrismDeploymentSpec, settings: ServerSettings, shape: ModelShape, memory_bytes: int) -> PlanRequest:
-    weights: WeightDtype = "fp32" if settings.model.dtype == "float32" else "bf16"
-    return PlanRequest(
-        shape,
-        gpu_memory_bytes=max(memory_bytes, 1),
-        memory_fraction=settings.kv.memory_fraction,
-        kv_dtype=settings.kv.dtype,
-        page_tokens=settings.kv.page_tokens,
-        weight_dtype=weights,
-        tensor_parallel=spec.engine.tensor_parallel,
-        max_context_tokens=settings.engine.max_context_tokens,
-        max_step_tokens=settings.engine.max_step_tokens,
-        max_running_sequences=settings.engine.max_running_sequences,
-        max_image_tokens=settings.media.max_image_tokens,
-        feature_cache_bytes=settings.engine.feature_cache_bytes,
-    )
+    return settings.plan_request(shape, max(memory_bytes, 1), spec.engine.tensor_parallel)
 
 
 def _fits(spec: PrismDeploymentSpec, plan: PagePlan) -> bool:

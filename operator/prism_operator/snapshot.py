@@ -66,8 +66,3 @@ class Snapshot:
     @property
     def ready_pods(self) -> list[Pod]:
         return [pod for pod in self.pods if pod.is_ready]
-
-    @property
-    def is_frozen(self) -> bool:
-        """The spec cannot be used; what was there before goes on."""
-        return self.freeze is not None

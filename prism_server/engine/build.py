@@ -13,7 +13,7 @@ import torch
 
 from prism_server.capacity.models import resolve_shape
 from prism_server.capacity.page_layout import PageLayout
-from prism_server.capacity.plan import PlanRequest, plan_pages
+from prism_server.capacity.plan import plan_pages
 from prism_server.engine.executor import Executor
 from prism_server.engine.feature_cache import FeatureCache
 from prism_server.engine.limits import SchedulerLimits
@@ -186,20 +186,7 @@ def _cuda_pool_bytes(settings: ServerSettings, device: torch.device) -> int:
     """The paper plan on the real card's memory, or on this server's part of it."""
     _, card_bytes = torch.cuda.mem_get_info(device)
     total_bytes = min(settings.kv.gpu_memory_bytes or card_bytes, card_bytes)
-    plan = plan_pages(
-        PlanRequest(
-            resolve_shape(str(settings.model.directory)),
-            gpu_memory_bytes=total_bytes,
-            memory_fraction=settings.kv.memory_fraction,
-            kv_dtype=settings.kv.dtype,
-            page_tokens=settings.kv.page_tokens,
-            max_context_tokens=settings.engine.max_context_tokens,
-            max_step_tokens=settings.engine.max_step_tokens,
-            max_running_sequences=settings.engine.max_running_sequences,
-            max_image_tokens=settings.media.max_image_tokens,
-            feature_cache_bytes=settings.engine.feature_cache_bytes,
-        )
-    )
+    plan = plan_pages(settings.plan_request(resolve_shape(str(settings.model.directory)), total_bytes))
     if not plan.fits:
         raise StartupError(plan.refusal())
     return plan.kv_bytes

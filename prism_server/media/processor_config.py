@@ -53,10 +53,6 @@ class ImageProcessorConfig:
         """Both sides of a resized picture are multiples of it, in pixels."""
         return self.patch_size * self.merge_size
 
-    @property
-    def pixels_per_token(self) -> int:
-        return self.factor**2
-
     @cached_property
     def fingerprint(self) -> str:
         """64 hex digits over every field: caches made under another fingerprint show other pixels."""

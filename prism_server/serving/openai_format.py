@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -75,7 +76,7 @@ def completion_logprobs(tokenizer: Tokenizer, logprobs: Sequence[TokenLogprob], 
 
 
 @dataclass(frozen=True)
-class AnswerFormat:
+class AnswerFormat(ABC):
     """The shape of one endpoint's answers. `ChatFormat` and `CompletionFormat` fill in what differs."""
 
     answer_id: str
@@ -99,21 +100,21 @@ class AnswerFormat:
     def head(self, name: str) -> Json:
         return {"id": self.answer_id, "object": name, "created": self.created, "model": self.model}
 
+    @abstractmethod
     def choice(self, index: int, sample: Sample) -> Json:
         """A whole answer."""
-        raise NotImplementedError
 
+    @abstractmethod
     def opening(self, index: int) -> Json | None:
         """The choice of a sample's first chunk, if the format has one."""
-        raise NotImplementedError
 
+    @abstractmethod
     def delta(self, event: TokenDelta, offset: int) -> Json:
         """The choice of a chunk; `offset` is the length of the text before it."""
-        raise NotImplementedError
 
+    @abstractmethod
     def closing(self, event: SampleFinished) -> Json:
         """The choice of a sample's last chunk."""
-        raise NotImplementedError
 
 
 class ChatFormat(AnswerFormat):
