@@ -234,10 +234,11 @@ def attention_batch(
         pages += [table[row // page_tokens] for row in range(context - query_len, context)]
         slots += [row % page_tokens for row in range(context - query_len, context)]
     device = tables.device
-    return AttentionBatch(
+    return AttentionBatch.exact(
         tuple(starts),
         tuple(contexts),
         tables,
+        torch.arange(len(contexts), dtype=torch.int32, device=device),
         torch.tensor(pages, dtype=torch.int64, device=device),
         torch.tensor(slots, dtype=torch.int64, device=device),
     )

@@ -47,7 +47,7 @@ class Runner(Executor):
         self.model, self._kv, self._host = model, kv, host
         self._device = model.device
         self._page_tokens = kv.layout.page_tokens
-        self._sampler = Sampler(model.config.text.vocab_size, self._device, eos_token_ids)
+        self._sampler = Sampler(model.config.text.vocab_size, self._device, eos_token_ids, model.ops)
         with torch.inference_mode():
             self._last_tokens = torch.zeros(num_slots, dtype=torch.int64, device=self._device)
             tables = (num_slots, max_pages_per_sequence)
@@ -106,7 +106,8 @@ class Runner(Executor):
             self._host.swap_out(self._kv, pages, slots)
         if plan.row_copies:
             copies = plan.row_copies
-            self._kv.copy_rows([c.source for c in copies], [c.target for c in copies], [c.rows for c in copies])
+            sources, targets, rows = zip(*((copy.source, copy.target, copy.rows) for copy in copies), strict=True)
+            self.model.ops.copy_rows(self._kv, sources, targets, rows)
 
     # -- encoder -----------------------------------------------------------------------------------------------------
 
@@ -181,13 +182,13 @@ class Runner(Executor):
         starts = (0, *np.cumsum([rows.count for rows in sequences]).tolist())
         contexts = tuple(rows.start + rows.count for rows in sequences)
         slots = torch.tensor([rows.slot for rows in sequences], device=self._device)
-        most_pages = -(-max(contexts) // self._page_tokens)
-        tables = self._block_tables[slots, :most_pages]
         rows = torch.from_numpy(np.concatenate([np.arange(r.start, r.start + r.count) for r in sequences]))
         owner = torch.from_numpy(np.repeat(np.arange(len(sequences)), [r.count for r in sequences]))
         rows, owner = rows.to(self._device), owner.to(self._device)
-        page_index = tables[owner, rows // self._page_tokens].long()
-        return AttentionBatch(starts, contexts, tables, page_index, rows % self._page_tokens)
+        page_index = self._block_tables[slots[owner], rows // self._page_tokens].long()
+        return AttentionBatch.exact(
+            starts, contexts, self._block_tables, slots.int(), page_index, rows % self._page_tokens
+        )
 
     def _feature_rows(self, media: tuple[MediaRows, ...]) -> FeatureRows:
         """The features of the step's media rows, gathered in row order, every DeepStack level alike."""

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from prism_server.engine.messages import SamplingParams, TokenLogprob
 from prism_server.engine.plan import SlotStart
+from prism_server.ops.interface import Ops
 
 _MASK = (1 << 64) - 1
 
@@ -46,7 +47,8 @@ class Draw:
 class Sampler:
     """Per-slot sampling state. Called by whoever owns the device."""
 
-    def __init__(self, vocab_size: int, device: torch.device, eos_token_ids: Sequence[int]) -> None:
+    def __init__(self, vocab_size: int, device: torch.device, eos_token_ids: Sequence[int], ops: Ops) -> None:
+        self._ops = ops
         self._vocab_size = vocab_size
         self._device = device
         self._eos_token_ids = list(eos_token_ids)
@@ -70,7 +72,7 @@ class Sampler:
         """logits float32 [R, vocabulary], one row a draw -> tokens int64 [R] on the device, log-probabilities."""
         states = [self._slots[draw.slot] for draw in draws]
         adjusted = self._adjust(logits, states, draws)
-        tokens = adjusted.argmax(dim=-1)
+        tokens = self._ops.argmax(adjusted)
         random_rows = [row for row, state in enumerate(states) if not state.params.greedy]
         if random_rows:
             rows = torch.tensor(random_rows, device=self._device)
@@ -97,27 +99,9 @@ class Sampler:
         return changed
 
     def _draw(self, logits: Tensor, chosen: Sequence[tuple[SamplingParams, float]]) -> Tensor:
-        """logits [R, vocabulary] of the rows that are drawn at random -> tokens int64 [R], by inverse sampling."""
-        column = torch.tensor(
-            [[p.temperature, p.top_k or self._vocab_size, p.top_p, p.min_p, u] for p, u in chosen],
-            dtype=torch.float64,
-            device=self._device,
-        )
-        temperature, top_k, top_p, min_p, where = (part.unsqueeze(1) for part in column.unbind(1))
-        wide = logits.double()
-        scaled = (wide - wide.amax(dim=-1, keepdim=True)) / temperature  # from 0 down: no temperature overflows it
-        ordered, order = scaled.sort(dim=-1, descending=True, stable=True)
-        rank = torch.arange(self._vocab_size, device=self._device)
-        ordered = ordered.masked_fill(rank >= top_k, -torch.inf)
-        probability = ordered.softmax(dim=-1)
-        before = probability.cumsum(dim=-1) - probability
-        keep = (before < top_p) & (probability >= min_p * probability[:, :1])
-        keep[:, 0] = True
-        probability = probability.masked_fill(~keep, 0.0)
-        cumulative = probability.cumsum(dim=-1)
-        place = (cumulative <= where * cumulative[:, -1:]).sum(dim=-1, keepdim=True)
-        last_kept = keep.sum(dim=-1, keepdim=True) - 1
-        return order.gather(1, torch.minimum(place, last_kept)).squeeze(1)
+        """logits [R, vocabulary] of the rows that are drawn at random -> tokens int64 [R]."""
+        params = [[p.temperature, p.top_k or self._vocab_size, p.top_p, p.min_p, where] for p, where in chosen]
+        return self._ops.draw(logits, torch.tensor(params, dtype=torch.float64, device=self._device))
 
     def _logprobs(self, logits: Tensor, tokens: Tensor, states: Sequence[_SlotState]) -> list[TokenLogprob | None]:
         """Of the model's own distribution, before penalties and temperature; only for rows that ask."""

@@ -30,6 +30,7 @@ class Qwen3VL:
         self.config = config
         self.device = torch.device(device)
         self.dtype = dtype
+        self.ops = ops
         self.vision = VisionTower(config.vision, weights, ops, self.device, pixel_table)
         self.text = TextModel(config.text, weights, ops, self.device)
 

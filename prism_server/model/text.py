@@ -61,7 +61,7 @@ class TextModel:
     def forward(
         self, token_ids: Tensor, positions: Tensor, kv: PagedKV, batch: AttentionBatch, media: MediaRows | None = None
     ) -> Tensor:
-        """One step: token_ids int64 [T], positions int64 [3, T] -> hidden states [T, hidden] after the last norm.
+        """One step: token_ids int64 [T], positions int64 [3, T] -> hidden states [T, hidden] before the last norm.
 
         Stores every row's K and V where `batch` says. Ids at media rows only have to be inside the vocabulary.
         """
@@ -71,21 +71,20 @@ class TextModel:
         if media is not None:
             hidden.index_copy_(0, media.rows, media.main.to(hidden.dtype))
         for index, layer in enumerate(self._layers):
-            normed = ops.rms_norm(hidden, layer.input_norm, eps)
-            qkv = ops.linear(normed, layer.qkv)
+            qkv = ops.norm_linear(hidden, layer.input_norm, eps, layer.qkv)
             q = ops.qk_norm_rope_store(qkv, layer.q_norm, layer.k_norm, eps, cos, sin, kv, index, batch)
             attended = ops.paged_attention(q, kv, index, batch, self.config.head_dim**-0.5)
-            hidden = hidden + ops.linear(attended, layer.out)
-            normed = ops.rms_norm(hidden, layer.mlp_norm, eps)
-            hidden = hidden + ops.linear(ops.swiglu(ops.linear(normed, layer.gate_up)), layer.down)
+            hidden = ops.linear_add(attended, layer.out, hidden)
+            inner = ops.norm_swiglu(hidden, layer.mlp_norm, eps, layer.gate_up)
+            hidden = ops.linear_add(inner, layer.down, hidden)
             if media is not None and index < len(media.deepstack):
                 hidden.index_add_(0, media.rows, media.deepstack[index].to(hidden.dtype))
-        return ops.rms_norm(hidden, self._norm, eps)
+        return hidden
 
     @torch.inference_mode()
     def logits(self, hidden: Tensor) -> Tensor:
         """Rows that `forward` gave, [R, hidden] -> float32 [R, vocab]."""
-        return self._ops.linear(hidden, self._head).float()
+        return self._ops.norm_logits(hidden, self._norm, self.config.rms_norm_eps, self._head)
 
 
 def _take_layer(tensors: Tensors, prefix: str) -> DecoderLayer:

@@ -5,7 +5,9 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 
+import torch
 from torch import Tensor
 
 from prism_server.ops.kv_storage import PagedKV
@@ -15,36 +17,68 @@ from prism_server.ops.kv_storage import PagedKV
 class AttentionBatch:
     """Where the rows of one step belong: S sequences, T rows, those of a sequence side by side, oldest first.
 
-    Starts and lengths are host integers: who builds a step knows them, and nothing has to wait for the device.
+    Kernels read device tensors only, so that a captured graph serves every step of its size. A batch for a graph is
+    padded: sequences without rows (equal starts, context 0) at the end, rows whose page is -1 (nothing is stored, what
+    comes out of them means nothing). An eager batch is exact and also has the same numbers as host integers.
     """
 
-    query_starts: tuple[int, ...]
-    """[S + 1]: rows of sequence s are [query_starts[s], query_starts[s + 1])."""
-    context_lengths: tuple[int, ...]
-    """[S]: rows of KV that sequence s has after this step's are stored."""
+    query_starts: Tensor = field(repr=False)
+    """int32 [S + 1]: rows of sequence s are [query_starts[s], query_starts[s + 1])."""
+    context_lengths: Tensor = field(repr=False)
+    """int32 [S]: rows of KV that sequence s has after this step's are stored."""
     block_tables: Tensor = field(repr=False)
-    """int32 [S, max_pages] on the device: each sequence's pages in order; entries beyond its last are not read."""
+    """int32 [N, max_pages]: pages in order, of N >= S holders; entries beyond a sequence's last are not read."""
+    table_rows: Tensor = field(repr=False)
+    """int32 [S]: which row of `block_tables` is sequence s's."""
     page_index: Tensor = field(repr=False)
-    """int64 [T] on the device: the page in which each row is stored."""
+    """int64 [T]: the page in which each row is stored."""
     slot_index: Tensor = field(repr=False)
-    """int64 [T] on the device: its place in that page."""
+    """int64 [T]: its place in that page."""
+    max_query_rows: int
+    """No sequence has more rows than this in the step (a host bound: grids are made from it)."""
+    host_query_starts: tuple[int, ...] | None = None
+    host_context_lengths: tuple[int, ...] | None = None
 
-    def __post_init__(self) -> None:
-        if len(self.query_starts) != len(self.context_lengths) + 1 or self.query_starts[0] != 0:
-            raise ValueError(f"query_starts {self.query_starts} do not fit context_lengths {self.context_lengths}")
-        for begin, end, context in zip(self.query_starts, self.query_starts[1:], self.context_lengths, strict=False):
-            if not 1 <= end - begin <= context:
-                raise ValueError(f"a sequence of context {context} cannot have rows [{begin}, {end})")
-        if self.page_index.shape != (self.num_rows,) or self.slot_index.shape != (self.num_rows,):
-            raise ValueError(f"{self.num_rows} rows, but pages {self.page_index.shape}, slots {self.slot_index.shape}")
+    @classmethod
+    def exact(
+        cls,
+        query_starts: tuple[int, ...],
+        context_lengths: tuple[int, ...],
+        block_tables: Tensor,
+        table_rows: Tensor,
+        page_index: Tensor,
+        slot_index: Tensor,
+    ) -> AttentionBatch:
+        """An eager step's batch, checked; starts and lengths go to the device of `block_tables`."""
+        if len(query_starts) != len(context_lengths) + 1 or query_starts[0] != 0:
+            raise ValueError(f"query_starts {query_starts} do not fit context_lengths {context_lengths}")
+        counts = [end - begin for begin, end in pairwise(query_starts)]
+        for begin, count, context in zip(query_starts, counts, context_lengths, strict=False):
+            if not 1 <= count <= context:
+                raise ValueError(f"a sequence of context {context} cannot have rows [{begin}, {begin + count})")
+        num_rows = query_starts[-1]
+        if page_index.shape != (num_rows,) or slot_index.shape != (num_rows,):
+            raise ValueError(f"{num_rows} rows, but pages {page_index.shape}, slots {slot_index.shape}")
+        device = block_tables.device
+        return cls(
+            torch.tensor(query_starts, dtype=torch.int32, device=device),
+            torch.tensor(context_lengths, dtype=torch.int32, device=device),
+            block_tables,
+            table_rows,
+            page_index,
+            slot_index,
+            max(counts),
+            query_starts,
+            context_lengths,
+        )
 
     @property
     def num_sequences(self) -> int:
-        return len(self.context_lengths)
+        return self.context_lengths.shape[0]
 
     @property
     def num_rows(self) -> int:
-        return self.query_starts[-1]
+        return self.page_index.shape[0]
 
 
 class Ops(ABC):
@@ -55,17 +89,45 @@ class Ops(ABC):
 
     name: str
 
+    def reserve(self, max_rows: int, max_sequences: int, max_context_tokens: int) -> None:  # noqa: B027
+        """Called once, before the first step: make what is needed for the largest step without a later allocation."""
+
     @abstractmethod
     def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         """x [T, in], weight [out, in], bias [out] -> [T, out]."""
 
     @abstractmethod
-    def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
-        """x [..., n] divided by its root mean square, times weight [n]."""
+    def norm_linear(self, x: Tensor, norm: Tensor, eps: float, weight: Tensor) -> Tensor:
+        """Rows of x [T, in] over their root mean square, times norm [in], then weight [out, in] -> [T, out]."""
 
     @abstractmethod
-    def swiglu(self, gate_up: Tensor) -> Tensor:
-        """[T, 2n], gate then up -> silu(gate) * up [T, n]."""
+    def norm_swiglu(self, x: Tensor, norm: Tensor, eps: float, gate_up: Tensor) -> Tensor:
+        """The same norm; gate_up [2n, in], gate's rows before up's; -> silu(gate) * up [T, n]."""
+
+    @abstractmethod
+    def linear_add(self, x: Tensor, weight: Tensor, residual: Tensor) -> Tensor:
+        """residual [T, out] plus x [T, in] times weight [out, in], as a tensor of its own."""
+
+    @abstractmethod
+    def norm_logits(self, x: Tensor, norm: Tensor, eps: float, head: Tensor) -> Tensor:
+        """The same norm, then the head [vocab, in]: float32 [R, vocab] of x [R, in]."""
+
+    @abstractmethod
+    def argmax(self, logits: Tensor) -> Tensor:
+        """int64 [R] of float32 [R, vocab]; of equals the lowest id."""
+
+    @abstractmethod
+    def draw(self, logits: Tensor, params: Tensor) -> Tensor:
+        """Tokens int64 [R], at random: logits float32 [R, vocab]; params float64 [R, 5], a row a draw.
+
+        A row: temperature (> 0), top_k (the vocabulary's size when off), top_p, min_p, and the uniform number in
+        [0, 1) that decides. Order: temperature, then top-k, then top-p and min-p of what is left; the best token always
+        stays. Tokens in falling order of logits (of equals the lower id first) fill [0, 1); the number falls on one.
+        """
+
+    @abstractmethod
+    def copy_rows(self, kv: PagedKV, sources: Sequence[int], targets: Sequence[int], rows: Sequence[int]) -> None:
+        """Rows [0, rows[i]) of page sources[i] to page targets[i]: all layers, payload and scales, byte for byte."""
 
     @abstractmethod
     def rotate(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -42,13 +43,38 @@ class TorchOps(Ops):
     def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         return F.linear(x, weight, bias)
 
-    def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
-        wide = x.float()
-        return weight * (wide * torch.rsqrt(wide.square().mean(dim=-1, keepdim=True) + eps)).to(x.dtype)
+    def norm_linear(self, x: Tensor, norm: Tensor, eps: float, weight: Tensor) -> Tensor:
+        return F.linear(rms_norm(x, norm, eps), weight)
 
-    def swiglu(self, gate_up: Tensor) -> Tensor:
-        gate, up = gate_up.chunk(2, dim=-1)
-        return F.silu(gate) * up
+    def norm_swiglu(self, x: Tensor, norm: Tensor, eps: float, gate_up: Tensor) -> Tensor:
+        return swiglu(self.norm_linear(x, norm, eps, gate_up))
+
+    def linear_add(self, x: Tensor, weight: Tensor, residual: Tensor) -> Tensor:
+        return residual + F.linear(x, weight)
+
+    def norm_logits(self, x: Tensor, norm: Tensor, eps: float, head: Tensor) -> Tensor:
+        return self.norm_linear(x, norm, eps, head).float()
+
+    def argmax(self, logits: Tensor) -> Tensor:
+        return logits.argmax(dim=-1)
+
+    def draw(self, logits: Tensor, params: Tensor) -> Tensor:
+        temperature, top_k, top_p, min_p, where = (part.unsqueeze(1) for part in params.unbind(1))
+        wide = logits.double()
+        scaled = (wide - wide.amax(dim=-1, keepdim=True)) / temperature  # from 0 down: no temperature overflows it
+        ordered, order = scaled.sort(dim=-1, descending=True, stable=True)
+        rank = torch.arange(logits.shape[1], device=logits.device)
+        probability = ordered.masked_fill(rank >= top_k, -torch.inf).softmax(dim=-1)
+        before = probability.cumsum(dim=-1) - probability
+        keep = (before < top_p) & (probability >= min_p * probability[:, :1])
+        keep[:, 0] = True
+        cumulative = probability.masked_fill(~keep, 0.0).cumsum(dim=-1)
+        place = (cumulative <= where * cumulative[:, -1:]).sum(dim=-1, keepdim=True)
+        last_kept = keep.sum(dim=-1, keepdim=True) - 1
+        return order.gather(1, torch.minimum(place, last_kept)).squeeze(1)
+
+    def copy_rows(self, kv: PagedKV, sources: Sequence[int], targets: Sequence[int], rows: Sequence[int]) -> None:
+        kv.copy_rows(sources, targets, rows)
 
     def rotate(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         cos, sin = cos.unsqueeze(1), sin.unsqueeze(1)
@@ -70,8 +96,8 @@ class TorchOps(Ops):
         head_dim, kv_heads = kv.layout.head_dim, kv.layout.num_kv_heads
         heads = qkv.view(qkv.shape[0], -1, head_dim)
         q, k, v = heads.tensor_split((heads.shape[1] - 2 * kv_heads, heads.shape[1] - kv_heads), dim=1)
-        q = self.rotate(self.rms_norm(q, q_norm, eps), cos, sin)
-        k = self.rotate(self.rms_norm(k, k_norm, eps), cos, sin)
+        q = self.rotate(rms_norm(q, q_norm, eps), cos, sin)
+        k = self.rotate(rms_norm(k, k_norm, eps), cos, sin)
         kv.store(layer, k, v, batch.page_index, batch.slot_index)
         return q
 
@@ -102,33 +128,49 @@ class TorchOps(Ops):
         return self._grouped[2]
 
 
+def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """x [..., n] divided by its root mean square, rounded to its dtype, times weight [n]."""
+    wide = x.float()
+    return weight * (wide * torch.rsqrt(wide.square().mean(dim=-1, keepdim=True) + eps)).to(x.dtype)
+
+
+def swiglu(gate_up: Tensor) -> Tensor:
+    """[T, 2n], gate then up -> silu(gate) * up [T, n]."""
+    gate, up = gate_up.chunk(2, dim=-1)
+    return F.silu(gate) * up
+
+
 def _group(batch: AttentionBatch, page_tokens: int) -> list[_Group]:
+    starts, contexts = batch.host_query_starts, batch.host_context_lengths
+    if starts is None or contexts is None:
+        raise ValueError("plain torch attends to exact batches only, and this one was made for a graph")
     members: dict[tuple[int, int], list[int]] = defaultdict(list)
-    lengths = [end - begin for begin, end in zip(batch.query_starts, batch.query_starts[1:], strict=False)]
-    for sequence, (query_len, context) in enumerate(zip(lengths, batch.context_lengths, strict=True)):
+    lengths = [end - begin for begin, end in pairwise(starts)]
+    for sequence, (query_len, context) in enumerate(zip(lengths, contexts, strict=True)):
         members[query_len, -(-context // page_tokens)].append(sequence)
     groups = []
     for (query_len, num_pages), sequences in members.items():
         stride = max(1, MAX_GROUP_ROWS // (num_pages * page_tokens))
         for i in range(0, len(sequences), stride):
-            groups.append(_make_group(batch, sequences[i : i + stride], query_len, num_pages, page_tokens))
+            part = sequences[i : i + stride]
+            places = [(starts[s], contexts[s], s) for s in part]
+            groups.append(_make_group(batch, places, query_len, num_pages, page_tokens))
     return groups
 
 
 def _make_group(
-    batch: AttentionBatch, sequences: list[int], query_len: int, num_pages: int, page_tokens: int
+    batch: AttentionBatch, places: list[tuple[int, int, int]], query_len: int, num_pages: int, page_tokens: int
 ) -> _Group:
+    """`places`: first row, context and number of each sequence."""
     device = batch.block_tables.device
-    contexts = [batch.context_lengths[s] for s in sequences]
-    starts = torch.tensor([batch.query_starts[s] for s in sequences], device=device)
-    context_tensor = torch.tensor(contexts, device=device)
+    starts, contexts, sequences = torch.tensor(places, device=device).unbind(1)
     return _Group(
         query_len=query_len,
         rows=(starts.unsqueeze(1) + torch.arange(query_len, device=device)).flatten(),
-        tables=batch.block_tables[torch.tensor(sequences, device=device), :num_pages].long(),
-        contexts=context_tensor,
-        filled=context_tensor - (num_pages - 1) * page_tokens,
-        max_context=max(contexts),
+        tables=batch.block_tables[batch.table_rows[sequences], :num_pages].long(),
+        contexts=contexts,
+        filled=contexts - (num_pages - 1) * page_tokens,
+        max_context=max(context for _, context, _ in places),
     )
 
 

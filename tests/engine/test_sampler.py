@@ -14,6 +14,7 @@ from torch import Tensor
 from prism_server.engine.messages import SamplingParams
 from prism_server.engine.plan import SlotStart
 from prism_server.engine.sampler import Draw, Sampler, uniform
+from prism_server.ops.torch_ops import TorchOps
 
 LOGITS = [1.5, 2.0, 1.5, 0.5, 0.0, -1.0, -3.0, -30.0]
 NUM_DRAWS = 4000
@@ -24,7 +25,7 @@ def sampler_of(
     params: Sequence[SamplingParams], prompt: Sequence[int] = (), output: Sequence[int] = (), vocab_size: int = 8
 ) -> Sampler:
     """One slot for each of `params`, with its number as the seed."""
-    sampler = Sampler(vocab_size, torch.device("cpu"), [EOS])
+    sampler = Sampler(vocab_size, torch.device("cpu"), [EOS], TorchOps())
     for slot, one in enumerate(params):
         sampler.start(SlotStart(slot, one, slot, np.array(prompt, dtype=np.int32), tuple(output)))
     return sampler

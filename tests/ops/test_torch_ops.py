@@ -9,7 +9,7 @@ from torch import Tensor
 
 from prism_server.capacity.page_layout import KVDtype, PageLayout
 from prism_server.ops import AttentionBatch, PagedKV
-from prism_server.ops.torch_ops import TorchOps
+from prism_server.ops.torch_ops import TorchOps, rms_norm, swiglu
 
 KV_DTYPES: tuple[KVDtype, ...] = ("fp8", "bf16", "fp32")
 KV_HEADS, SHARE, HEAD_DIM = 2, 3, 32
@@ -168,11 +168,9 @@ def test_segments_attend_to_themselves_alone() -> None:
 def test_swiglu_and_rms_norm_are_their_formulas() -> None:
     x = torch.randn((5, 12), generator=generator(11))
     gate, up = x[:, :6], x[:, 6:]
-    torch.testing.assert_close(TorchOps().swiglu(x), gate / (1 + (-gate).exp()) * up)
+    torch.testing.assert_close(swiglu(x), gate / (1 + (-gate).exp()) * up)
     weight = torch.rand(12, generator=generator(12))
-    torch.testing.assert_close(
-        TorchOps().rms_norm(x, weight, 1e-5), x / (x.pow(2).mean(1, keepdim=True) + 1e-5).sqrt() * weight
-    )
+    torch.testing.assert_close(rms_norm(x, weight, 1e-5), x / (x.pow(2).mean(1, keepdim=True) + 1e-5).sqrt() * weight)
 
 
 def test_a_batch_whose_lengths_do_not_fit_is_refused() -> None:
@@ -180,4 +178,4 @@ def test_a_batch_whose_lengths_do_not_fit_is_refused() -> None:
     tables = torch.zeros((1, 1), dtype=torch.int32)
     for starts, contexts in (((0, 2), (1,)), ((0, 2), (2, 2)), ((0, 3), (3,)), ((0, 0), (2,)), ((1, 3), (2,))):
         with pytest.raises(ValueError):
-            AttentionBatch(starts, contexts, tables, index, index)
+            AttentionBatch.exact(starts, contexts, tables, index[:1], index, index)

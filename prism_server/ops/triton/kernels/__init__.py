@@ -1,0 +1,1 @@
+"""The kernels themselves: device code only. The modules beside this package launch them."""
