@@ -1,17 +1,18 @@
-"""Constant light load on a Service, and one long answer: what must not notice that pods come and go."""
+"""Light load on a Service, one long answer, readers of pages: who must not notice that pods come and go."""
 
 from __future__ import annotations
 
+import json
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 
 import httpx
 
 from e2e.harness import Object, eventually
-from e2e.prism import chat, stream
+from e2e.prism import Page, chat, stream
 
 PAUSE_S = 0.3
 TIMEOUT_S = 60.0
@@ -23,6 +24,8 @@ class Tally:
     """What the clients saw. No client ever tries again."""
 
     answered: int = 0
+    sent_away: int = 0
+    """With a 503 that says when to come back: there is nobody to serve them."""
     failures: list[str] = field(default_factory=list)
 
     def more(self, count: int = 5) -> None:
@@ -59,9 +62,12 @@ def _client(url: str, tally: Tally, end: threading.Event, keeps_connection: bool
                 post = connection.post if connection else httpx.post
                 answer = post(f"{url}/v1/chat/completions", json=SHORT_ANSWER, timeout=TIMEOUT_S)
                 problem = "" if answer.status_code == 200 else f"{answer.status_code} {answer.text[:300]}"
+                is_sent_away = answer.status_code == 503 and answer.headers.get("retry-after", "").isdigit()
             except httpx.HTTPError as error:
-                problem = repr(error)
-            if problem:
+                problem, is_sent_away = repr(error), False
+            if is_sent_away:
+                tally.sent_away += 1
+            elif problem:
                 kind = "kept" if keeps_connection else "new"
                 tally.failures.append(f"{kind} connection, after {time.monotonic() - began_s:.2f} s: {problem}")
             else:
@@ -100,3 +106,62 @@ class LongAnswer(threading.Thread):
         self.num_chunks += 1
         finished = [choice.get("finish_reason") for choice in event.get("choices", [])]
         self.ended = str(event["error"]) if "error" in event else next(filter(None, finished), "")
+
+
+@dataclass(frozen=True)
+class Reading:
+    """One streamed answer about a page, read to its end."""
+
+    page: int
+    pod: str
+    cached_tokens: int
+    problem: str = ""
+
+
+def read_page(url: str, number: int, page: Page) -> Reading:
+    """On a connection of its own, so that the Service picks a router each time."""
+    body = chat(page.question, page.png, max_tokens=8, stream=True, stream_options={"include_usage": True})
+    pod, cached_tokens, ended = "", 0, "cut off"
+    try:
+        with httpx.stream("POST", f"{url}/v1/chat/completions", json=body, timeout=TIMEOUT_S) as response:
+            pod = response.headers.get("x-prism-pod", "")
+            if response.status_code != 200:
+                return Reading(number, pod, 0, f"{response.status_code} {response.read().decode()[:300]}")
+            for line in response.iter_lines():
+                if not line.startswith("data: "):
+                    continue
+                if line == "data: [DONE]":
+                    ended = ""
+                    continue
+                event = json.loads(line.removeprefix("data: "))
+                if "error" in event:
+                    return Reading(number, pod, 0, str(event["error"]))
+                if usage := event.get("usage"):
+                    cached_tokens = usage["prompt_tokens_details"]["cached_tokens"]
+    except httpx.HTTPError as error:
+        ended = repr(error)
+    return Reading(number, pod, cached_tokens, ended)
+
+
+@contextmanager
+def readers(url: str, pages: Sequence[Page], count: int = 2) -> Iterator[list[Reading]]:
+    """So many people who ask about the pages in turns while the block runs; what they read, and what went wrong."""
+    found: list[Reading] = []
+    end = threading.Event()
+
+    def read_on(first: int) -> None:
+        number = first
+        while not end.wait(PAUSE_S):
+            found.append(read_page(url, number % len(pages), pages[number % len(pages)]))
+            number += 1
+
+    threads = [threading.Thread(target=read_on, args=(first,), daemon=True) for first in range(count)]
+    for thread in threads:
+        thread.start()
+    try:
+        eventually("the first readings", lambda: len(found) >= len(pages))
+        yield found
+    finally:
+        end.set()
+        for thread in threads:
+            thread.join(TIMEOUT_S + 5)

@@ -32,8 +32,8 @@ QUICK = {
 }
 """The operator's intervals in tests: chart values under `operator`."""
 CHILD_KINDS = (
-    "statefulsets,services,configmaps,serviceaccounts,poddisruptionbudgets,networkpolicies,secrets,jobs,"
-    "persistentvolumeclaims,horizontalpodautoscalers"
+    "statefulsets,deployments,services,configmaps,serviceaccounts,roles,rolebindings,poddisruptionbudgets,"
+    "networkpolicies,secrets,jobs,persistentvolumeclaims,horizontalpodautoscalers"
 )
 START_S = 120
 """For an engine to answer, on a machine that is busy with others: it imports torch."""
@@ -76,7 +76,7 @@ def new_namespace(cluster: Cluster, prefix: str) -> Iterator[str]:
 
 
 def demo_spec(**changes: Any) -> Object:
-    """`spec` of the bundled model on one CPU thread, with a short drain; `changes` are merged into it."""
+    """`spec` of the bundled model on one CPU thread behind one router, with a short drain; `changes` are merged in."""
     spec = {
         "model": {"source": {"demo": {}}, "servedName": "demo"},
         "engine": {
@@ -86,6 +86,7 @@ def demo_spec(**changes: Any) -> Object:
             "requestTimeoutSeconds": 90,
             "overrides": {"model": {"threads": 1}, "media": {"workers": 1}},
         },
+        "router": {"replicas": 1},
         "kv": {"dtype": "bf16", "pages": 128},
         "media": {"cacheSize": "32Mi"},
         "drain": {"propagationSeconds": 1, "streamSeconds": 90},
@@ -161,7 +162,14 @@ class Deployed:
 
     def engines(self) -> list[Object]:
         """Its engine pods, terminating ones included, by name."""
-        label = f"prism-infer.io/deployment={self.name},app.kubernetes.io/component=engine"
+        return self._pods("engine")
+
+    def routers(self) -> list[Object]:
+        """Its router pods, terminating ones included, by name."""
+        return self._pods("router")
+
+    def _pods(self, component: str) -> list[Object]:
+        label = f"prism-infer.io/deployment={self.name},app.kubernetes.io/component={component}"
         return sorted(self.cluster.list("pods", self.namespace, label), key=lambda pod: str(pod["metadata"]["name"]))
 
     @property

@@ -42,11 +42,17 @@ def second(cluster: Cluster, operator: str) -> Iterator[Deployed]:
         yield deployed
 
 
-def template(cluster: Cluster, deployed: Deployed) -> Object:
-    """Of its pods."""
-    (workload,) = cluster.list("statefulsets", deployed.namespace, f"prism-infer.io/deployment={deployed.name}")
-    found: Object = workload["spec"]["template"]
-    return found
+def templates(cluster: Cluster, deployed: Deployed) -> list[Object]:
+    """Of its engines and of its routers."""
+    label = f"prism-infer.io/deployment={deployed.name}"
+    found = cluster.list("statefulsets,deployments", deployed.namespace, label)
+    assert len(found) == 2
+    return [workload["spec"]["template"] for workload in sorted(found, key=lambda body: str(body["kind"]))]
+
+
+def pod_uids(deployed: Deployed) -> list[str]:
+    """Of engines and routers."""
+    return [pod["metadata"]["uid"] for pod in (*deployed.engines(), *deployed.routers())]
 
 
 def greeted(deployed: Deployed) -> bool:
@@ -82,35 +88,37 @@ def test_helm_test_passes(cluster: Cluster, operator: str, second: Deployed) -> 
 
 
 def test_an_upgrade_of_the_release_changes_no_pod_template(cluster: Cluster, second: Deployed) -> None:
-    before = template(cluster, second), [pod["metadata"]["uid"] for pod in second.engines()]
-    newer = {"images": {"serverCPU": {"tag": "newer"}}, "operator": {"class": CLASS, "logLevel": "DEBUG"}}
+    before = templates(cluster, second), pod_uids(second)
+    images = {"serverCPU": {"tag": "newer"}, "router": {"tag": "newer"}}
+    newer = {"images": images, "operator": {"class": CLASS, "logLevel": "DEBUG"}}
     install_second(cluster, second.namespace, "second", **newer)
     generation = second.read()["metadata"]["generation"]
     second.patch({"service": {"annotations": {"example.com/upgraded": "yes"}}})
     eventually("a pass of the new operator", lambda: second.status["observedGeneration"] > generation)
-    assert (template(cluster, second), [pod["metadata"]["uid"] for pod in second.engines()]) == before
+    assert (templates(cluster, second), pod_uids(second)) == before
     second.wait("Ready")
 
 
 def test_no_object_ever_has_a_finalizer_or_a_note_of_the_framework(cluster: Cluster, second: Deployed) -> None:
     found = [second.read(), *children(cluster, second)]
-    kinds = {"StatefulSet", "Service", "ConfigMap", "ServiceAccount", "PodDisruptionBudget", "NetworkPolicy", "Secret"}
-    assert {item["kind"] for item in found} >= kinds | {"Pod", "PrismDeployment"}
+    kinds = {"StatefulSet", "Deployment", "Service", "ConfigMap", "ServiceAccount", "Role", "RoleBinding"}
+    kinds |= {"PodDisruptionBudget", "NetworkPolicy", "Secret", "Pod", "PrismDeployment"}
+    assert {item["kind"] for item in found} >= kinds
     assert [item for item in found if item["metadata"].get("finalizers")] == []
     assert "kopf" not in json.dumps(found)
 
 
 def test_pods_serve_on_without_the_release_and_go_with_their_deployment(cluster: Cluster, second: Deployed) -> None:
     """Uninstall, ask, delete, install under another name, and away with the namespace: nothing hangs."""
-    uids = [pod["metadata"]["uid"] for pod in second.engines()]
+    uids = pod_uids(second)
     cluster.helm("uninstall", "second", "-n", second.namespace, "--wait")
     assert cluster.get("crd", "prismdeployments.prism-infer.io") is not None
-    assert [pod["metadata"]["uid"] for pod in second.engines()] == uids
+    assert pod_uids(second) == uids
     assert greeted(second)
 
     install_second(cluster, second.namespace, "third", crds={"enabled": True})
     second.wait("Ready")
-    assert [pod["metadata"]["uid"] for pod in second.engines()] == uids
+    assert pod_uids(second) == uids
     cluster.helm("uninstall", "third", "-n", second.namespace, "--wait")
     second.delete()
     eventually("no child is left", lambda: children(cluster, second) == [])

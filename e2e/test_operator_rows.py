@@ -13,7 +13,10 @@ from e2e.harness import Cluster, Object, eventually
 from e2e.prism import Deployed, new_namespace, prism_deployment
 
 ABSENT_IMAGE = f"{REGISTRY}/prism-server-cpu:absent"
-KINDS = "serviceaccounts,configmaps,secrets,services,statefulsets,poddisruptionbudgets,networkpolicies,hpa"
+KINDS = (
+    "serviceaccounts,roles,rolebindings,configmaps,secrets,services,statefulsets,deployments,poddisruptionbudgets,"
+    "networkpolicies,hpa"
+)
 """Everything that an operator makes for a deployment with a source that needs no download."""
 RESYNCS_S = 8
 """Four of the operator's, which are short in tests (`QUICK`)."""
@@ -41,7 +44,7 @@ def place(cluster: Cluster, operator: str) -> Iterator[str]:
 
 @pytest.fixture(scope="module")
 def empty(cluster: Cluster, place: str) -> Deployed:
-    """All objects and no pods."""
+    """All objects and no engines."""
     scaling = {"minReplicas": 1, "maxReplicas": 2}
     deployed = Deployed.apply(cluster, prism_deployment("empty", place, replicas=0, autoscaling=scaling))
     deployed.wait("Ready")
@@ -63,7 +66,7 @@ def test_a_second_pass_writes_nothing_and_the_framework_leaves_no_trace(demo: De
         return before if before == versions(demo) | versions(empty) else None
 
     before = eventually("several passes without a write", is_still, timeout_s=5 * RESYNCS_S)
-    assert len(before) >= 12
+    assert len(before) >= 28
     for deployed in (demo, empty):
         metadata = deployed.read()["metadata"]
         assert "finalizers" not in metadata
@@ -110,11 +113,17 @@ def test_a_gpu_that_no_node_has_shows_in_stalled(cluster: Cluster, place: str) -
     ("kind", "name"),
     [
         ("ServiceAccount", "empty-engine"),
+        ("ServiceAccount", "empty-router"),
+        ("Role", "empty-router"),
+        ("RoleBinding", "empty-router"),
         ("Service", "empty"),
         ("Service", "empty-engine"),
         ("StatefulSet", "empty-engine"),
+        ("Deployment", "empty-router"),
         ("PodDisruptionBudget", "empty-engine"),
+        ("PodDisruptionBudget", "empty-router"),
         ("NetworkPolicy", "empty-engine"),
+        ("NetworkPolicy", "empty-router"),
         ("HorizontalPodAutoscaler", "empty"),
         ("Secret", "empty-admin-token"),
         ("ConfigMap", ""),
@@ -129,22 +138,26 @@ def test_a_child_that_a_person_deletes_comes_back(empty: Deployed, kind: str, na
 
 def test_what_leaves_the_spec_is_pruned(empty: Deployed) -> None:
     empty.patch({"autoscaling": None, "networkPolicy": {"enabled": False}})
-    pruned = {("HorizontalPodAutoscaler", "empty"), ("NetworkPolicy", "empty-engine")}
-    eventually("both gone", lambda: not pruned & children(empty).keys())
+    policies = {("NetworkPolicy", "empty-engine"), ("NetworkPolicy", "empty-router")}
+    pruned = {("HorizontalPodAutoscaler", "empty")} | policies
+    eventually("all gone", lambda: not pruned & children(empty).keys())
     empty.wait("Ready")
 
 
 def test_an_optional_api_that_is_missing_costs_a_line(empty: Deployed, operator: str) -> None:
     empty.patch({"autoscaling": {"kind": "KEDA", "maxReplicas": 2}})
     empty.wait("AutoscalingReady", "False", reason="APIMissing", says="keda.sh/v1alpha1")
+    empty.patch({"gateway": {"inferencePool": {"endpointPickerRef": {"name": "picker"}}}})
+    empty.wait("InferencePoolReady", "False", reason="APIMissing", says="inference.networking.k8s.io/v1")
     empty.wait("Ready")
     log = empty.cluster.kubectl("logs", "-n", operator, "deployment/prism-operator")
     lines = [line for line in log.splitlines() if "optional APIs" in line]
     assert len(lines) == 1
     assert "PodMonitor" in lines[0]
-    empty.patch({"autoscaling": None})
+    empty.patch({"autoscaling": None, "gateway": None})
     empty.wait("Ready")
-    assert "AutoscalingReady" not in {condition["type"] for condition in empty.status["conditions"]}
+    said = {condition["type"] for condition in empty.status["conditions"]}
+    assert not said & {"AutoscalingReady", "InferencePoolReady"}
 
 
 def test_two_cards_for_one_engine_are_refused_with_a_plan_and_without_pods(cluster: Cluster, place: str) -> None:

@@ -9,7 +9,7 @@ from functools import partial
 import httpx
 import pytest
 
-from e2e.harness import Cluster, eventually, pod
+from e2e.harness import Cluster, CommandFailed, eventually, pod
 from e2e.prism import RESTRICTED, SYSTEM, Deployed, new_namespace
 
 API, ADMIN = 8000, 9000
@@ -58,6 +58,18 @@ def address(demo: Deployed) -> str:
 
 
 @pytest.fixture(scope="module")
+def router(cluster: Cluster, demo: Deployed) -> Inside:
+    """Of the demo."""
+    return Inside(cluster, demo.namespace, demo.routers()[0]["metadata"]["name"])
+
+
+@pytest.fixture(scope="module")
+def router_address(demo: Deployed) -> str:
+    """Of the demo's router."""
+    return str(demo.routers()[0]["status"]["podIP"])
+
+
+@pytest.fixture(scope="module")
 def strangers(cluster: Cluster, demo: Deployed) -> Iterator[list[Inside]]:
     """A pod beside the demo, and one in another namespace."""
     with new_namespace(cluster, "elsewhere") as elsewhere:
@@ -71,14 +83,52 @@ def strangers(cluster: Cluster, demo: Deployed) -> Iterator[list[Inside]]:
         cluster.kubectl("delete", "pod", "stranger", "-n", demo.namespace, "--wait=false")
 
 
-def test_other_pods_reach_the_api_and_never_the_admin_listener(strangers: list[Inside], address: str) -> None:
-    assert httpx.get(f"http://{address}:{ADMIN}/metrics").status_code == 200, "the node itself may: it listens"
+def test_other_pods_reach_the_routers_api_and_nothing_else(
+    strangers: list[Inside], address: str, router_address: str
+) -> None:
+    for listener in (address, router_address):
+        assert httpx.get(f"http://{listener}:{ADMIN}/metrics").status_code == 200, "the node itself may: it listens"
     for stranger in strangers:
-        eventually("the api", partial(stranger.reaches, address, API))
+        eventually("the api", partial(stranger.reaches, router_address, API))
+        assert not stranger.reaches(router_address, ADMIN)
+        assert not stranger.reaches(address, API), "past the router"
         assert not stranger.reaches(address, ADMIN)
 
 
-def test_internal_paths_ask_for_the_token_that_the_operator_has(demo: Deployed, address: str) -> None:
+def test_a_router_reaches_engines_and_the_api_server_and_nobody_else(
+    cluster: Cluster, router: Inside, address: str
+) -> None:
+    assert router.reaches(address, API)
+    assert router.reaches(address, ADMIN)
+    assert router.reaches("kubernetes.default.svc", 443)
+    (operator, *_) = cluster.list("pods", SYSTEM, "app.kubernetes.io/component=operator")
+    assert not router.reaches(operator["status"]["podIP"], 8080), "which is open to others"
+
+
+def test_a_routers_token_is_for_endpoint_slices_of_its_namespace_alone(cluster: Cluster, demo: Deployed) -> None:
+    account = f"--as=system:serviceaccount:{demo.namespace}:{demo.name}-router"
+
+    def may(verb: str, kind: str, namespace: str) -> bool:
+        try:
+            return cluster.kubectl("auth", "can-i", verb, kind, account, "-n", namespace).strip() == "yes"
+        except CommandFailed as refusal:
+            assert refusal.message == "no"
+            return False
+
+    assert may("watch", "endpointslices.discovery.k8s.io", demo.namespace)
+    for verb, kind, namespace in (
+        ("watch", "endpointslices.discovery.k8s.io", "default"),
+        ("update", "endpointslices.discovery.k8s.io", demo.namespace),
+        ("get", "secrets", demo.namespace),
+        ("list", "pods", demo.namespace),
+    ):
+        assert not may(verb, kind, namespace), f"{verb} {kind}"
+
+
+def test_internal_paths_ask_for_the_token_that_the_operator_has(
+    demo: Deployed, address: str, router_address: str
+) -> None:
+    assert httpx.get(f"http://{router_address}:{ADMIN}/internal/pods").status_code == 401
     for path in ("/internal/capacity", "/internal/cache"):
         assert httpx.get(f"http://{address}:{ADMIN}{path}").status_code == 401
         assert httpx.get(f"{demo.url}{path}").status_code == 404, "not on the api listener at all"
@@ -96,13 +146,16 @@ def test_an_engine_holds_no_token_of_the_api_server(engine: Inside) -> None:
     assert "No such file" in engine.run("ls", "/var/run/secrets/kubernetes.io/serviceaccount")
 
 
-def test_an_engine_runs_under_the_strictest_pod_security(cluster: Cluster, demo: Deployed, engine: Inside) -> None:
+def test_engine_and_router_run_under_the_strictest_pod_security(
+    cluster: Cluster, demo: Deployed, engine: Inside, router: Inside
+) -> None:
     assert cluster.read("namespace", demo.namespace)["metadata"]["labels"].items() >= RESTRICTED.items()
-    assert engine.run("id", "-u") == "65532"
-    assert "Read-only file system" in engine.run("touch", "/opt/prism/x")
     assert engine.run("touch", "/tmp/x", "/cache/x", "/home/prism/x") == ""
-    capabilities = dict(line.split(":") for line in engine.run("grep", "Cap", "/proc/self/status").splitlines())
-    assert {int(bits, 16) for bits in capabilities.values()} == {0}
+    for inside in (engine, router):
+        assert inside.run("id", "-u") == "65532"
+        assert "Read-only file system" in inside.run("touch", "/opt/prism/x")
+        status = inside.run("grep", "Cap", "/proc/self/status").splitlines()
+        assert {int(line.split(":")[1], 16) for line in status} == {0}
 
 
 def test_the_operator_is_reached_for_its_metrics_alone(cluster: Cluster, strangers: list[Inside]) -> None:

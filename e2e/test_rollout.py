@@ -1,4 +1,4 @@
-"""Pods come and go under load, and nobody who asks notices. One deployment, from two pods to one."""
+"""Engines come and go under load, and nobody who asks notices. One deployment, from two engines to one."""
 
 from __future__ import annotations
 
@@ -95,12 +95,13 @@ def is_leaving(deployed: Deployed, pod: Object) -> bool:
 
 @pytest.fixture(scope="module")
 def pair(cluster: Cluster, operator: str) -> Iterator[Deployed]:
-    """Two engines, Ready. Tests leave them Ready; the last one leaves one."""
+    """Two engines behind two routers, Ready. Tests leave them Ready; the last one leaves one engine."""
     with new_namespace(cluster, "rollout") as namespace:
         body = prism_deployment(
             "pair",
             namespace,
             replicas=2,
+            router={"replicas": 2},
             engine={"maxContextTokens": 8192},
             kv={"pages": 300},
             drain={"propagationSeconds": 2, "streamSeconds": 90},
@@ -130,7 +131,7 @@ def test_a_stream_of_a_minute_survives_the_rollout_of_its_pod_and_no_request_fai
         answer.join(2 * STREAM_S)
     assert answer.ended in ("left", "length")
     assert answer.seconds >= STREAM_S, f"the machine is too fast for this test: {answer.num_chunks} tokens"
-    assert load.failures == []
+    assert (load.failures, load.sent_away) == ([], 0)
     assert not before & uids(pair)
     waited_s = {uid: pods.gone_s[uid] - pods.leaving_s[uid] for uid in before}
     assert max(waited_s.values()) > STREAM_S / 4, "its pod has stayed for it"
@@ -154,14 +155,16 @@ def test_an_eviction_and_three_edits_with_a_bad_image_fail_no_request_and_end_wi
         pair.cluster.kubectl("delete", "pod", *operators, "--wait=false", "--grace-period=1")
         pair.wait("Ready", timeout_s=2 * START_S)
         load.more()
-    assert load.failures == []
+    assert (load.failures, load.sent_away) == ([], 0)
     assert pods.fewest_ready == 1
     assert not before & uids(pair)
     assert {pod["metadata"]["labels"]["mark"] for pod in pair.engines()} == {"last"}
     pair.wait("Stalled", "False")
 
 
-def test_with_one_replica_no_surge_is_said_before_the_gap_and_a_drain_is_not_blocked(pair: Deployed) -> None:
+def test_with_one_replica_the_gap_is_said_first_and_is_a_503_with_retry_after_and_a_drain_is_not_blocked(
+    pair: Deployed,
+) -> None:
     scale(pair, 1)
     eventually("one pod", lambda: len(pair.engines()) == 1)
     pair.wait("Ready")
@@ -176,9 +179,15 @@ def test_with_one_replica_no_surge_is_said_before_the_gap_and_a_drain_is_not_blo
                 said.append(int(metadata["resourceVersion"]))
 
     with pod_history(pair) as pods, watching(pair.cluster, PRISM_DEPLOYMENTS, pair.namespace, listen):
-        mark(pair, "alone")
-        pair.wait("Ready")
+        with steady_load(pair.url) as load:
+            mark(pair, "alone")
+            pair.wait("Available", "False", reason="NoReadyPods")
+            pair.wait("RouterReady")
+            pair.wait("Ready")
+            load.more()
     assert said[0] < pods.leaving_version[old], "versions of the API server only grow"
+    assert load.failures == []
+    assert load.sent_away > 0
     (only,) = pair.engines()
     evict(pair, only)
     eventually("a pod told to go", lambda: is_leaving(pair, only))

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Builds Prism's images with whichever of docker, buildah and podman works here; settings are variables.
-#   images/build.sh                               the three images, as prism-server:<version> and so on
+#   images/build.sh                               the four images, as prism-server:<version> and so on
 #   images/build.sh operator server-cpu           only these
 #   REGISTRY=registry.example.com/ml TAG=1.2 PUSH=1 images/build.sh
 set -euo pipefail
@@ -37,9 +37,9 @@ build() {
     esac
 }
 
-[ $# -gt 0 ] || set -- server server-cpu operator
+[ $# -gt 0 ] || set -- server server-cpu router operator
 for name in "$@"; do
-    [ -f "images/$name/Dockerfile" ] || { echo "no such image: $name (server, server-cpu, operator)" >&2; exit 2; }
+    [ -f "images/$name/Dockerfile" ] || { echo "no such image: $name (server, server-cpu, router, operator)" >&2; exit 2; }
     reference="${REGISTRY:+$REGISTRY/}prism-$name:$TAG"
     echo "building $reference with $BUILDER on $BASE"
     build "${build_flags[@]}" "${arguments[@]}" --file "images/$name/Dockerfile" --tag "$reference" .

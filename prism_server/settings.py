@@ -49,9 +49,14 @@ class ModelSettings(Group):
     dtype: Literal["auto", "float32", "bfloat16"] = Field(
         default="auto", description="auto: bfloat16 on CUDA, float32 on CPU"
     )
-    backend: Literal["auto", "torch"] = Field(
-        default="auto", description="operators; a backend that is not there is an error"
+    backend: Literal["auto", "torch", "triton", "flashinfer"] = Field(
+        default="auto",
+        description="operators; auto: triton on an NVIDIA GPU, torch on CPU. One that is not there is an error",
     )
+    load_format: Literal["safetensors", "random"] = Field(
+        default="safetensors", description="random: weights made in place, for benchmarks; answers are nonsense"
+    )
+    load_threads: NonNegative = Field(default=0, description="readers of the weights; 0: one a core, at most 8")
     threads: NonNegative = Field(default=0, description="torch threads on CPU; 0: half of the cores")
 
     @property
@@ -97,6 +102,8 @@ class EngineSettings(Group):
         default=2000, description="a request that has waited longer goes first, whatever its work"
     )
     feature_cache_bytes: Positive = Field(default=1 * GIB, description="encoder outputs, pinned ones included")
+    graphs: bool = Field(default=True, description="replay steps as CUDA graphs where the backend can; off: the twin")
+    max_graph_tokens: Positive = Field(default=512, description="rows of the largest captured step")
     overlap: bool = Field(default=True, description="prepare a step while the one before runs; off: the plain loop")
 
 

@@ -27,9 +27,9 @@ from prism_server.engine.messages import (
 )
 from prism_server.errors import PrismError
 from prism_server.media.item import MediaItem
+from prism_server.media.messages import MediaContent, Message, TextContent
 from prism_server.model.config import ModelConfig
 from prism_server.prompt.encoded import EncodedPrompt
-from prism_server.prompt.messages import MediaContent, Message, TextContent
 from prism_server.settings import ServerSettings
 
 Parts = Sequence[str | bytes]

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+from prism_operator.admin_client import RouterView
 from prism_operator.api import (
     CHILD_KINDS,
     CUSTOM_RESOURCE_DEFINITION,
+    DEPLOYMENT,
     POD,
     PRISM_DEPLOYMENT,
     STATEFUL_SET,
@@ -27,6 +29,7 @@ from prism_operator.deployment import LABEL_COMPONENT
 from prism_operator.options import OperatorOptions
 from prism_operator.pods import REVISION_LABEL, Pod
 from prism_operator.reconcile import Reconciler, Requeue
+from prism_operator.routers import routers_of
 
 NAMESPACE = Kind("v1", "Namespace", "namespaces", is_namespaced=False)
 LIMIT_RANGE = Kind("v1", "LimitRange", "limitranges")
@@ -94,7 +97,14 @@ class World:
 
     def restart(self) -> None:
         """The operator's memory is gone."""
-        self.reconciler = Reconciler(self.api, self.options, b"k" * 32, clock=lambda: self.now_s)
+        self.reconciler = Reconciler(
+            self.api, self.options, b"k" * 32, clock=lambda: self.now_s, read_routers=self.read_routers
+        )
+
+    def read_routers(self, routers: Sequence[Pod], token: str, port: int) -> list[RouterView]:
+        """Routers that nobody runs: each knows every engine at once."""
+        engines = frozenset(pod.uid for pod in self.pods())
+        return [RouterView(router.uid, engines) for router in routers]
 
     def put(self, spec: Mapping[str, Any], name: str = "demo") -> Object:
         """Creates it, or replaces its spec as an editor would."""
@@ -132,7 +142,10 @@ class World:
         raise AssertionError("it never settles")
 
     def is_observed(self) -> bool:
-        """Whether the StatefulSet's controller has seen the last template and made all pods."""
+        """Whether the workloads' controllers have seen the last templates and made all pods."""
+        for body in self.api.list(DEPLOYMENT, self.namespace):
+            if not routers_of(body, (), None).is_rolled_out:
+                return False
         for body in self.api.list(STATEFUL_SET, self.namespace):
             status = body.get("status", {})
             if status.get("observedGeneration", 0) < body["metadata"]["generation"]:
@@ -157,12 +170,15 @@ class World:
     def engines(self) -> list[Object]:
         return self.api.list(POD, self.namespace, f"{LABEL_COMPONENT}=engine")
 
+    def routers(self) -> list[Object]:
+        return self.api.list(POD, self.namespace, f"{LABEL_COMPONENT}=router")
+
     def num_ready(self) -> int:
         return sum(pod.is_ready for pod in self.pods())
 
     def run_kubelet(self, bad_images: frozenset[str] = frozenset({"bad:1"})) -> None:
-        """Every engine becomes ready, but for those of a bad image."""
-        for body in self.engines():
+        """Every pod becomes ready, but for those of a bad image."""
+        for body in [*self.engines(), *self.routers()]:
             container = body["spec"]["containers"][0]
             is_bad = container["image"] in bad_images
             waiting = {"reason": "ImagePullBackOff", "message": f"no such image: {container['image']}"}
@@ -206,7 +222,7 @@ class World:
         return self.condition("Ready").status == "True"
 
     def images(self) -> list[str]:
-        return sorted(body["spec"]["containers"][0]["image"] for body in self.api.list(POD, self.namespace))
+        return sorted(body["spec"]["containers"][0]["image"] for body in self.engines())
 
     def revisions(self) -> set[str]:
-        return {body["metadata"]["labels"][REVISION_LABEL] for body in self.api.list(POD, self.namespace)}
+        return {body["metadata"]["labels"][REVISION_LABEL] for body in self.engines()}

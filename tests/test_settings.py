@@ -52,6 +52,11 @@ def test_model_is_short_for_model_path() -> None:
     assert load_settings(["--model", "/models/x"], {}).model.path == "/models/x"
 
 
+def test_load_format_has_a_short_name() -> None:
+    assert load_settings(["--load-format", "random"], {}).model.load_format == "random"
+    assert "load_format 'gguf': must be 'safetensors' or 'random'" in refusal(["--load-format", "gguf"])
+
+
 def test_values_are_converted_by_the_options_type() -> None:
     argv = ["--kv.prefix_cache", "false", "--engine.step_budget_ms", "2.5", "--http.api_keys_file", __file__]
     settings = load_settings(argv, {})

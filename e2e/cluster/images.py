@@ -19,7 +19,7 @@ DOCKERFILES = HERE / "dockerfiles"
 SUITE = "bookworm"
 BASE_PACKAGES = ("python3", "python3-venv", "ca-certificates")
 BASE = "prism-e2e-base"
-PROJECT = ("operator", "server-cpu")
+PROJECT = ("operator", "router", "server-cpu")
 """What e2e runs; `images/build.sh` puts `prism-` before each name."""
 SOURCES = ("images", "operator", "prism_server", "pyproject.toml", "README.md", "LICENSE")
 """All that the Dockerfiles copy."""

@@ -1,4 +1,4 @@
-"""What engines say of themselves: `/internal/capacity` of the admin listener, `/startupz` of the other."""
+"""What pods say: engines of themselves (`/internal/capacity`, `/startupz`), routers of engines (`/internal/pods`)."""
 
 from __future__ import annotations
 
@@ -49,6 +49,15 @@ class Start:
     total: int
 
 
+@dataclass(frozen=True, slots=True)
+class RouterView:
+    """One router's word."""
+
+    router_uid: str
+    engine_uids: frozenset[str]
+    """Of the engines that it sends requests to: discovered, ready, and answering it."""
+
+
 def admin_token(key: bytes, uid: str) -> str:
     """The bearer token of one PrismDeployment's admin listeners: an HMAC-SHA-256 of its UID, URL-safe base64."""
     digest = hmac.new(key, f"prism-admin-token:{uid}".encode(), hashlib.sha256).digest()
@@ -75,11 +84,22 @@ def read_starts(pods: Sequence[Pod], port: int) -> list[Start]:
     return _of_each(pods, read)
 
 
+def read_router_views(routers: Sequence[Pod], token: str, port: int) -> list[RouterView]:
+    """Of the routers that answer in time; the others are left out."""
+
+    def read(router: Pod) -> RouterView:
+        said = _get(router, port, "/internal/pods", {"Authorization": f"Bearer {token}"})
+        serving = (pod for pod in said["pods"] if pod["is_ready"] and pod["is_answering"] and not pod["is_terminating"])
+        return RouterView(router.uid, frozenset(pod["uid"] for pod in serving))
+
+    return _of_each(routers, read)
+
+
 def _of_each(pods: Sequence[Pod], read: Callable[[Pod], T]) -> list[T]:
     def answer(pod: Pod) -> T | None:
         try:
             return read(pod)
-        except (OSError, ValueError, KeyError):  # not up yet, on its way out, of another version: no news
+        except (OSError, ValueError, KeyError, TypeError):  # not up yet, on its way out, of another version: no news
             return None
 
     reachable = [pod for pod in pods if pod.ip]

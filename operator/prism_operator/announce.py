@@ -18,6 +18,8 @@ LONGEST_NOTE_CHARS = 1000
 BAD_WHEN_TRUE = frozenset({"Stalled", "ChildConflict", "TensorParallelUnavailable", "SettingsUnchecked"})
 PASSING_REASONS = {phase.value for phase in Phase} | {
     "NotApplied",
+    "NoRouters",
+    "RoutersStarting",
     "NoPods",
     "ScaledToZero",
     "Downloading",

@@ -53,6 +53,7 @@ SECRET = Kind("v1", "Secret", "secrets")
 EVENT = Kind("v1", "Event", "events")
 CLAIM = Kind("v1", "PersistentVolumeClaim", "persistentvolumeclaims")
 STATEFUL_SET = Kind("apps/v1", "StatefulSet", "statefulsets")
+DEPLOYMENT = Kind("apps/v1", "Deployment", "deployments")
 CONTROLLER_REVISION = Kind("apps/v1", "ControllerRevision", "controllerrevisions")
 CONFIG_MAP = Kind("v1", "ConfigMap", "configmaps")
 JOB = Kind("batch/v1", "Job", "jobs")
@@ -68,12 +69,16 @@ CHILD_KINDS: tuple[Kind, ...] = (
     Kind("v1", "Service", "services"),
     CLAIM,
     STATEFUL_SET,
+    DEPLOYMENT,
     JOB,
+    Kind("rbac.authorization.k8s.io/v1", "Role", "roles"),
+    Kind("rbac.authorization.k8s.io/v1", "RoleBinding", "rolebindings"),
     Kind("policy/v1", "PodDisruptionBudget", "poddisruptionbudgets"),
     Kind("networking.k8s.io/v1", "NetworkPolicy", "networkpolicies"),
     AUTOSCALER,
     Kind("keda.sh/v1alpha1", "ScaledObject", "scaledobjects", is_optional=True),
     Kind("monitoring.coreos.com/v1", "PodMonitor", "podmonitors", is_optional=True),
+    Kind("inference.networking.k8s.io/v1", "InferencePool", "inferencepools", is_optional=True),
 )
 """What a PrismDeployment may own and the operator may read: Secrets are written, never read."""
 

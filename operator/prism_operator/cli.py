@@ -33,6 +33,12 @@ def parse(argv: Sequence[str] | None = None) -> tuple[OperatorOptions, str]:
         parser.error("--lease-retry-s must be below --lease-renew-deadline-s, and that below --lease-duration-s")
     if options.max_concurrent_rollouts < 1 or min(options.resync_s, options.eviction_retry_s) <= 0:
         parser.error("--max-concurrent-rollouts must be at least 1, --resync-s and --eviction-retry-s above 0")
+    try:
+        ports = [int(port) for port in options.api_server_ports.split(",")]
+    except ValueError:
+        parser.error("--api-server-ports must be a list of port numbers, such as 443,6443")
+    if not all(0 < port < 65536 for port in ports):
+        parser.error("--api-server-ports must be between 1 and 65535")
     return options, level
 
 

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
+from prism_operator.children import autoscale, gateway
 from prism_operator.crd.status import ConditionType
 from prism_operator.model_files import model_files
 from prism_operator.pods import condition
@@ -39,18 +40,22 @@ def verdicts(snapshot: Snapshot) -> list[Verdict]:
 
 
 def available(snapshot: Snapshot) -> Verdict:
-    """Whether users are served, by pods of any revision: the floor of ready pods stands behind the Service."""
+    """Whether users are served: at least the floor of pods, of any revision, is ready and has requests by a router."""
     replicas = snapshot.serving.replicas if snapshot.serving else 0
-    ready = len(snapshot.ready_pods)
-    count = f"{ready} of {replicas} pods serve"
+    ready, routers = snapshot.ready_pods, snapshot.routers
+    reached = sum(routers.reach(pod) for pod in ready)
     if snapshot.serving is None:
         return Verdict("Available", "False", "NoPods", "there are no engines yet")
-    if replicas == 0 and ready == 0:
+    if replicas == 0 and not ready:
         return Verdict("Available", "False", "ScaledToZero", "spec.replicas is 0")
-    if ready == 0:
-        return Verdict("Available", "False", "NoReadyPods", count)
-    if ready < floor_of(replicas):
-        return Verdict("Available", "False", "BelowFloor", f"{count}, at least {floor_of(replicas)} should")
+    if not ready:
+        return Verdict("Available", "False", "NoReadyPods", f"0 of {replicas} pods serve")
+    if not routers.ready and not routers.is_bypassed:
+        said = f"{len(ready)} of {replicas} pods are ready, and no router is: see RouterReady"
+        return Verdict("Available", "False", "NoReadyRouters", said)
+    count = f"{reached} of {replicas} pods serve, through {len(routers.ready)} of {routers.replicas} routers"
+    if reached < max(floor_of(replicas), 1):
+        return Verdict("Available", "False", "BelowFloor", f"{count}; at least {max(floor_of(replicas), 1)} should")
     return Verdict("Available", "True", "Serving", count)
 
 
@@ -72,6 +77,8 @@ def ready(snapshot: Snapshot) -> Verdict:
         return Verdict("Ready", "False", "NotApplied", "the workload has not been brought to this generation yet")
     if snapshot.moves.phase is not Phase.DONE:
         return Verdict("Ready", "False", snapshot.moves.phase.value, snapshot.moves.message)
+    if not snapshot.routers.is_rolled_out:
+        return Verdict("Ready", "False", "RoutersStarting", f"{_router_count(snapshot)}; they are being replaced")
     return Verdict("Ready", "True", "RolledOut", f"generation {serving.generation}: {snapshot.moves.message}")
 
 
@@ -82,16 +89,39 @@ def progressing(snapshot: Snapshot) -> Verdict:
         reason = "AwaitingModel" if snapshot.awaits_download else "NotApplied"
         reason = snapshot.freeze.reason if snapshot.freeze else reason
         return Verdict("Progressing", "False", reason, "there is no workload to roll out")
+    if moves.phase is Phase.DONE and not snapshot.routers.is_rolled_out:
+        return Verdict("Progressing", "True", "RoutersStarting", f"{_router_count(snapshot)}; they are being replaced")
     is_moving = moves.phase is not Phase.DONE
     return Verdict("Progressing", "True" if is_moving else "False", moves.phase.value, moves.message)
 
 
 def stalled(snapshot: Snapshot) -> Verdict:
-    """The first pod that cannot come up, in its own words."""
-    for pod in sorted(snapshot.pods, key=lambda pod: pod.ordinal):
+    """The first pod that cannot come up, in its own words; engines before routers."""
+    engines = sorted(snapshot.pods, key=lambda pod: pod.ordinal)
+    for pod in (*engines, *sorted(snapshot.routers.pods, key=lambda pod: pod.name)):
         if pod.trouble is not None and not pod.is_ready and not pod.is_terminating:
             return Verdict("Stalled", "True", pod.trouble.reason, f"{pod.name}: {pod.trouble.message}")
     return Verdict("Stalled", "False", "NoPodStalled", "no pod is held up")
+
+
+def router_ready(snapshot: Snapshot) -> Verdict:
+    """Whether requests find routers. What they know of engines is for `Available` and the rollout."""
+    routers, count = snapshot.routers, _router_count(snapshot)
+    num_ready = len(routers.ready)
+    if routers.replicas == 0:
+        return Verdict("RouterReady", "False", "NoRouters", "there are no routers yet")
+    if num_ready >= min(routers.floor, routers.replicas):
+        return Verdict("RouterReady", "True", "RoutersServe", count)
+    trouble = next((pod for pod in routers.pods if pod.trouble is not None and not pod.is_ready), None)
+    if trouble is not None and trouble.trouble is not None:
+        return Verdict("RouterReady", "False", trouble.trouble.reason, f"{trouble.name}: {trouble.trouble.message}")
+    if num_ready == 0:
+        return Verdict("RouterReady", "False", "NoReadyRouters", count)
+    return Verdict("RouterReady", "False", "TooFewRouters", f"{count}, at least {routers.floor} should be")
+
+
+def _router_count(snapshot: Snapshot) -> str:
+    return f"{len(snapshot.routers.ready)} of {snapshot.routers.replicas} routers are ready"
 
 
 def kv_planned(snapshot: Snapshot) -> Verdict:
@@ -152,9 +182,8 @@ def autoscaling_ready(snapshot: Snapshot) -> Verdict | None:
     if snapshot.spec is None or snapshot.spec.autoscaling is None:
         return None
     kind = "ScaledObject" if snapshot.spec.autoscaling.kind == "KEDA" else "HorizontalPodAutoscaler"
-    if snapshot.missing_apis:
-        lacking = ", ".join(snapshot.missing_apis)
-        return Verdict("AutoscalingReady", "False", "APIMissing", f"this cluster does not serve {lacking}")
+    if autoscale.KEDA_API in snapshot.missing_apis:
+        return Verdict("AutoscalingReady", "False", "APIMissing", f"this cluster does not serve {autoscale.KEDA_API}")
     if snapshot.autoscaler is None:
         return Verdict("AutoscalingReady", "Unknown", "NotMade", f"the {kind} is not there yet")
     for kind_of_condition in ("AbleToScale", "ScalingActive", "Ready"):
@@ -165,6 +194,25 @@ def autoscaling_ready(snapshot: Snapshot) -> Verdict | None:
     if known is None:
         return Verdict("AutoscalingReady", "Unknown", "NoNews", f"the {kind} has not been looked at yet")
     return Verdict("AutoscalingReady", "True", "Scaling", f"the {kind} works")
+
+
+def inference_pool_ready(snapshot: Snapshot) -> Verdict | None:
+    """Whether gateways take the pool; absent where none is asked for."""
+    if snapshot.spec is None or snapshot.spec.gateway.inference_pool is None:
+        return None
+    if gateway.INFERENCE_API in snapshot.missing_apis:
+        lacking = f"this cluster does not serve {gateway.INFERENCE_API}"
+        return Verdict("InferencePoolReady", "False", "APIMissing", lacking)
+    if snapshot.inference_pool is None:
+        return Verdict("InferencePoolReady", "Unknown", "NotMade", "the InferencePool is not there yet")
+    parents = snapshot.inference_pool.get("status", {}).get("parents") or ()
+    said = [found for parent in parents for found in parent.get("conditions") or ()]
+    for found in said:
+        if found["status"] == "False":
+            return Verdict("InferencePoolReady", "False", found.get("reason", "Broken"), found.get("message", ""))
+    if not any(found["type"] == "Accepted" and found["status"] == "True" for found in said):
+        return Verdict("InferencePoolReady", "Unknown", "NoNews", "no gateway has taken the InferencePool yet")
+    return Verdict("InferencePoolReady", "True", "Accepted", "a gateway has taken the InferencePool")
 
 
 def child_conflict(snapshot: Snapshot) -> Verdict | None:
@@ -192,11 +240,13 @@ _JUDGES: tuple[Callable[[Snapshot], Verdict | None], ...] = (
     ready,
     progressing,
     stalled,
+    router_ready,
     kv_planned,
     kv_plan_matched,
     model_ready,
     auth_ready,
     autoscaling_ready,
+    inference_pool_ready,
     child_conflict,
     tensor_parallel_unavailable,
     settings_unchecked,

@@ -15,7 +15,9 @@ LABEL_COMPONENT = "app.kubernetes.io/component"
 LABEL_CLASS = "prism-infer.io/operator-class"
 ANNOTATION_TEMPLATE_VERSION = "prism-infer.io/template-version"
 TEMPLATE_VERSIONS = (1,)
-"""Pod template versions that this operator can render, oldest first: N - 1 and N once there are two."""
+"""Versions of the engines' pod template that this operator can render, oldest first: N - 1 and N once there are two."""
+ROUTER_TEMPLATE_VERSIONS = (1,)
+"""The same of the routers' pod template."""
 
 
 @dataclass(frozen=True, slots=True)

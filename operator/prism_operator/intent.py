@@ -40,8 +40,10 @@ def intend(
     stateful_set: Mapping[str, Any] | None,
     nodes: Sequence[NodeFacts] | None,
     apis: frozenset[str],
+    router_deployment: Mapping[str, Any] | None = None,
 ) -> Intent:
-    """`body` is the PrismDeployment, `stateful_set` its workload as it is, `nodes` None where they may not be read."""
+    """`body` is the PrismDeployment, `stateful_set` and `router_deployment` its workloads as they are, `nodes` None
+    where they may not be read."""
     intent = Intent()
     try:
         deployment = Deployment.from_object(body)
@@ -49,8 +51,9 @@ def intend(
         plan = plan_kv(deployment.spec, nodes)
         intent = replace(intent, plan=plan)
         _check_workload(deployment, plan, stateful_set)
-        pinned, version = versions.pinned(deployment, options, stateful_set)
-        wanted = children(deployment, pinned, version, apis)
+        pinned, version = versions.ENGINE.pinned(deployment, options, stateful_set)
+        pinned, router_version = versions.ROUTER.pinned(deployment, pinned, router_deployment)
+        wanted = children(deployment, pinned, version, apis, router_version)
     except ValidationError as invalid:
         return intent.frozen(Refused("SpecUnreadable", _problems(invalid)))
     except Refused as refused:
@@ -94,7 +97,7 @@ def _check_workload(deployment: Deployment, plan: KVPlan, stateful_set: Mapping[
     """Facts decide whether a workload may be made or changed. One that stays as it is stays, whatever they say now."""
     if deployment.spec.engine.tensor_parallel > 1:
         raise Refused("TensorParallelUnavailable", "engine.tensorParallel 2 cannot be served by this version yet")
-    is_unchanged = _inputs(stateful_set) == versions.template_inputs(deployment)
+    is_unchanged = _inputs(stateful_set) == versions.ENGINE.inputs(deployment)
     if not plan.feasible and not is_unchanged:
         raise Refused(plan.reason, plan.message)
 

@@ -25,6 +25,7 @@ from prism_operator.children import names
 from prism_operator.crd.spec import PrismDeploymentSpec
 from prism_operator.deployment import LABEL_COMPONENT, LABEL_DEPLOYMENT, Deployment
 from prism_operator.pods import Pod, Trouble, find_trouble
+from prism_operator.routers import Routers, routers_of
 from prism_operator.snapshot import Serving
 
 ANNOTATION_GENERATION = "prism-infer.io/generation"
@@ -95,6 +96,9 @@ class Observed:
     nodes: Sequence[Object] | None
     """None: this operator may not read nodes."""
     loader_trouble: Trouble | None
+    router_pods: Sequence[Pod] = ()
+    user_service: Object | None = None
+    """What users call, as it was when this was read."""
 
     @property
     def stateful_set(self) -> Object | None:
@@ -103,6 +107,10 @@ class Observed:
     def child(self, kind: str) -> Object | None:
         """The only child of that kind, or None."""
         return next((body for (name, _), body in self.children.items() if name == kind), None)
+
+    @property
+    def routers(self) -> Routers:
+        return routers_of(self.child("Deployment"), self.router_pods, self.user_service)
 
     @property
     def serving(self) -> Serving | None:
@@ -142,6 +150,8 @@ def observe(api: Api, facts: ClusterFacts, who: Deployment) -> Observed:
         pod_specs=[*(body["spec"] for body in pod_bodies), *_revision_specs(api, who, engines)],
         nodes=facts.nodes(),
         loader_trouble=_loader_trouble(api, who, children),
+        router_pods=_router_pods(api, who),
+        user_service=children.get(("Service", names.service(who))),
     )
 
 
@@ -156,6 +166,13 @@ def read_claim(api: Api, who: Deployment, spec: PrismDeploymentSpec) -> Object |
         return api.get(CLAIM, who.namespace, name)
     except NotFound:
         return None
+
+
+def _router_pods(api: Api, who: Deployment) -> list[Pod]:
+    """By their labels: between them and their Deployment stand ReplicaSets, which the operator need not read."""
+    labels = f"{LABEL_DEPLOYMENT}={names.stem(who)},{LABEL_COMPONENT}=router"
+    pods = [Pod.from_object(body) for body in api.list(POD, who.namespace, labels)]
+    return [_with_events(api, who.namespace, pod) if pod.is_held_back else pod for pod in pods]
 
 
 def _revision_specs(api: Api, who: Deployment, engines: str) -> list[Mapping[str, Any]]:

@@ -13,6 +13,8 @@ class OperatorOptions:
     """CUDA engine image; used unless the spec names one."""
     cpu_image: str = "prism-server-cpu:0.1.0"
     """Engine image for `engine.device: cpu`; holds the demo model, too."""
+    router_image: str = "prism-router:0.1.0"
+    """Used unless the spec names one."""
     loader_image: str = "prism-operator:0.1.0"
     """Runs `python -m prism_operator.loader` in loader Jobs."""
     operator_class: str = "prism"
@@ -22,6 +24,10 @@ class OperatorOptions:
     operator_name: str = "prism-operator"
     """Name of its Lease, its key Secret and the `app.kubernetes.io/instance` of its pods."""
     allow_host_path: bool = False
+    api_server_ports: str = "443,6443"
+    """Of the API server behind its Service, which routers must reach: a list with commas."""
+    api_server_cidrs: str = ""
+    """Where it is: a list with commas; empty: any address."""
     resync_s: float = 60.0
     status_min_interval_s: float = 30.0
     """Between status writes that only refresh measured pages."""

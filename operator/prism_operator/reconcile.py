@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 from functools import partial
 
 from prism_operator import announce
-from prism_operator.admin_client import admin_token, read_capacities, read_starts
+from prism_operator.admin_client import RouterView, admin_token, read_capacities, read_router_views, read_starts
 from prism_operator.api import (
     POD,
     PRISM_DEPLOYMENT,
@@ -29,15 +29,17 @@ from prism_operator.children import config, labels, missing_apis, names
 from prism_operator.crd.status import PrismDeploymentStatus
 from prism_operator.deployment import Deployment
 from prism_operator.drift import needs_apply, stamped
+from prism_operator.handover import hand_over
 from prism_operator.intent import Intent, hold_back, intend
 from prism_operator.measures import Measures
 from prism_operator.nodes import NodeFacts
 from prism_operator.observe import ClusterFacts, Observed, identity, observe, read_claim
 from prism_operator.options import OperatorOptions
-from prism_operator.pods import lost_nodes
+from prism_operator.pods import Pod, lost_nodes
 from prism_operator.queue import Key
 from prism_operator.refused import Refused
 from prism_operator.rollout import Moves, Phase, next_moves
+from prism_operator.routers import Routers, RouterViews
 from prism_operator.slots import RolloutSlots
 from prism_operator.snapshot import Problem, Snapshot
 from prism_operator.starts import Starts
@@ -46,7 +48,10 @@ from prism_operator.tokens import token_secret
 
 log = logging.getLogger(__name__)
 
+ROUTERS_RETRY_S = 0.5
+"""A router takes a pod in within its next poll."""
 AUTOSCALERS = frozenset({"HorizontalPodAutoscaler", "ScaledObject"})
+ReadRouters = Callable[[Sequence[Pod], str, int], list[RouterView]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +68,7 @@ class _Memory:
     uid: str
     measures: Measures
     starts: Starts
+    views: RouterViews
     status_written_s: float = float("-inf")
     token_applied_s: float = float("-inf")
 
@@ -71,12 +77,18 @@ class Reconciler:
     """`key` makes the admin tokens. Passes for different deployments may overlap; two for one may not."""
 
     def __init__(
-        self, api: Api, options: OperatorOptions, key: bytes, clock: Callable[[], float] = time.monotonic
+        self,
+        api: Api,
+        options: OperatorOptions,
+        key: bytes,
+        clock: Callable[[], float] = time.monotonic,
+        read_routers: ReadRouters = read_router_views,
     ) -> None:
         self._api = api
         self._options = options
         self._key = key
         self._clock = clock
+        self._read_routers = read_routers
         self._facts = ClusterFacts(api, clock)
         self._slots = RolloutSlots(options.max_concurrent_rollouts)
         self._memory: dict[Key, _Memory] = {}
@@ -97,15 +109,19 @@ class Reconciler:
         before = PrismDeploymentStatus.parse(body.get("status"))
         observed = observe(self._api, self._facts, who)
         intent = hold_back(self._checked(self._intend(body, observed, before), observed), observed.children)
+        intent = hand_over(intent, observed.children)
         if intent.deployment is not None:
             stall_s = intent.deployment.spec.startup.stall_seconds
             observed = replace(observed, pods=memory.starts.judged(observed.pods, stall_s))
         problems = self._carry_out(who, intent, observed, memory)
-        moves = self._next_moves(who, before, observed)
-        snapshot = self._snapshot(who, intent, observed, problems, moves, memory)
+        routers = replace(observed.routers, told=memory.views.of(observed.router_pods, observed.pods))
+        moves = self._next_moves(who, before, observed, routers)
+        snapshot = self._snapshot(who, intent, observed, routers, problems, moves, memory)
         status_due_s = self._say(body, before, snapshot, memory)
         self._move(who, moves)
-        return self._requeue(snapshot, status_due_s, memory.measures.retry_s, memory.starts.retry_s)
+        return self._requeue(
+            snapshot, status_due_s, memory.measures.retry_s, memory.starts.retry_s, memory.views.retry_s
+        )
 
     def _remember(self, key: Key, who: Deployment) -> _Memory:
         memory = self._memory.get(key)
@@ -113,10 +129,12 @@ class Reconciler:
             return memory
         self._forget(key)
         options = self._options
-        read = partial(read_capacities, token=admin_token(self._key, who.uid), port=names.ADMIN_PORT)
+        token = admin_token(self._key, who.uid)
+        read = partial(read_capacities, token=token, port=names.ADMIN_PORT)
         measures = Measures(read, options.status_min_interval_s, options.eviction_retry_s, self._clock)
         starts = Starts(partial(read_starts, port=names.API_PORT), self._clock)
-        self._memory[key] = _Memory(who.uid, measures, starts)
+        views = RouterViews(lambda pods: self._read_routers(pods, token, names.ADMIN_PORT), ROUTERS_RETRY_S)
+        self._memory[key] = _Memory(who.uid, measures, starts, views)
         return self._memory[key]
 
     def _forget(self, key: Key) -> None:
@@ -126,7 +144,8 @@ class Reconciler:
 
     def _intend(self, body: Object, observed: Observed, before: PrismDeploymentStatus) -> Intent:
         nodes = None if observed.nodes is None else [NodeFacts.from_object(node) for node in observed.nodes]
-        intent = intend(body, self._options, observed.stateful_set, nodes, self._facts.served())
+        apis, routers = self._facts.served(), observed.child("Deployment")
+        intent = intend(body, self._options, observed.stateful_set, nodes, apis, routers)
         if before.selector is not None or intent.children is None:
             return intent
         # an autoscaler that finds no selector in the status complains; it is made once there is one
@@ -182,11 +201,15 @@ class Reconciler:
         memory.token_applied_s = self._clock()
         return []
 
-    def _next_moves(self, who: Deployment, before: PrismDeploymentStatus, observed: Observed) -> Moves:
+    def _next_moves(
+        self, who: Deployment, before: PrismDeploymentStatus, observed: Observed, routers: Routers
+    ) -> Moves:
         serving = observed.serving
-        said = before.condition("Progressing")
+        progress = before.condition("Progressing")
         is_announced = (
-            said is not None and said.reason == Phase.NO_SURGE.value and said.observed_generation == who.generation
+            progress is not None
+            and progress.reason == Phase.NO_SURGE.value
+            and progress.observed_generation == who.generation
         )
         plan = partial(
             next_moves,
@@ -194,6 +217,8 @@ class Reconciler:
             serving.desired_revision if serving else None,
             serving.replicas if serving else 0,
             is_announced=is_announced,
+            unrouted=routers.unrouted(observed.pods),
+            silent_router=routers.silent,
             lost_nodes=lost_nodes(observed.nodes or ()),
             now_s=time.time(),
             lost_node_grace_s=self._options.lost_node_grace_s,
@@ -227,6 +252,7 @@ class Reconciler:
         who: Deployment,
         intent: Intent,
         observed: Observed,
+        routers: Routers,
         problems: Sequence[Problem],
         moves: Moves,
         memory: _Memory,
@@ -246,6 +272,7 @@ class Reconciler:
             spec=spec,
             serving=observed.serving,
             pods=observed.pods,
+            routers=routers,
             freeze=intent.freeze,
             plan=intent.plan,
             problems=problems,
@@ -256,6 +283,7 @@ class Reconciler:
             loader_job=_loader_job(intent, observed),
             loader_trouble=observed.loader_trouble,
             autoscaler=observed.child("HorizontalPodAutoscaler") or observed.child("ScaledObject"),
+            inference_pool=observed.child("InferencePool"),
             is_settings_checked=spec is None or config.is_checked(spec),
             facts=facts,
         )

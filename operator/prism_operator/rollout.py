@@ -7,9 +7,11 @@ pods in, moves out; whoever carries them out comes back until nothing is left to
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
+from functools import partial
+from types import MappingProxyType
 
 from prism_operator.pods import Pod
 
@@ -31,6 +33,8 @@ class Phase(Enum):
     """Other deployments are being rolled out."""
     WAITING = "WaitingForPods"
     """Old pods remain; the next one goes when all others are ready."""
+    ROUTERS = "WaitingForRouters"
+    """All others are ready; the next one goes when every router sends requests to them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +49,7 @@ class Moves:
     @property
     def wants_slot(self) -> bool:
         """Whether it counts among the rollouts that run at the same time."""
-        return self.phase in (Phase.ROLLING, Phase.WAITING, Phase.NO_SURGE, Phase.QUEUED)
+        return self.phase in (Phase.ROLLING, Phase.WAITING, Phase.NO_SURGE, Phase.QUEUED, Phase.ROUTERS)
 
 
 def floor_of(replicas: int) -> int:
@@ -60,6 +64,8 @@ def next_moves(
     *,
     is_announced: bool,
     has_slot: bool,
+    unrouted: Mapping[str, str] = MappingProxyType({}),
+    silent_router: str = "",
     lost_nodes: Collection[str] = (),
     now_s: float = 0.0,
     lost_node_grace_s: float = 60.0,
@@ -67,7 +73,9 @@ def next_moves(
     """The next step of a rollout.
 
     `desired_revision` is None while the StatefulSet's controller lags behind. `is_announced`: `Progressing` says
-    `NoSurge` for this generation already, so a gap may come. `has_slot`: this deployment may evict ready pods. Pods
+    `NoSurge` for this generation already, so a gap may come. `has_slot`: this deployment may evict ready pods.
+    `unrouted`: UIDs of ready pods that some router does not send requests to yet, with a sentence that says so;
+    `silent_router`: a sentence on one that nobody knows this of. Pods
     that a scale-down takes away (ordinals from `replicas` on) are the StatefulSet's to remove.
     """
     lost = tuple(
@@ -81,11 +89,14 @@ def next_moves(
     old = [pod for pod in kept if pod.revision != desired_revision and not pod.is_terminating]
     ready = [pod for pod in kept if pod.is_ready]
     if not old:
-        is_done = len(ready) == replicas and len(pods) == replicas
+        waits = [unrouted[pod.uid] for pod in ready if pod.uid in unrouted]
+        is_done = len(ready) == replicas and len(pods) == replicas and not waits
         is_gap = replicas == 1 and is_announced and not ready
         phase = Phase.DONE if is_done else Phase.NO_SURGE if is_gap else Phase.STARTING
-        return Moves(phase, f"{len(ready)} of {replicas} pods are ready", force_delete=lost)
-    moves = _replace_unready(kept, old, replicas, now_s) or _replace_ready(kept, old, replicas, is_announced, has_slot)
+        return Moves(phase, "; ".join([f"{len(ready)} of {replicas} pods are ready", *waits[:1]]), force_delete=lost)
+    moves = _replace_unready(kept, old, replicas, now_s)
+    waits_for = partial(_router_waited_for, kept, unrouted, silent_router)
+    moves = moves or _replace_ready(kept, old, replicas, waits_for, is_announced=is_announced, has_slot=has_slot)
     return Moves(moves.phase, moves.message, moves.evict, lost)
 
 
@@ -107,8 +118,16 @@ def _replace_unready(kept: Sequence[Pod], old: Sequence[Pod], replicas: int, now
     return Moves(Phase.WAITING, f"{left}, as others are not")
 
 
-def _replace_ready(kept: Sequence[Pod], old: Sequence[Pod], replicas: int, is_announced: bool, has_slot: bool) -> Moves:
-    """One at a time, when all others are ready."""
+def _replace_ready(
+    kept: Sequence[Pod],
+    old: Sequence[Pod],
+    replicas: int,
+    waits_for: Callable[[Pod], str],
+    *,
+    is_announced: bool,
+    has_slot: bool,
+) -> Moves:
+    """One at a time, when all others are ready and have their requests."""
     left = f"{len(old)} of {replicas} pods have an old revision"
     leaving = next((pod for pod in kept if pod.is_terminating), None)
     if leaving is not None:
@@ -117,9 +136,19 @@ def _replace_ready(kept: Sequence[Pod], old: Sequence[Pod], replicas: int, is_an
     num_ready = sum(pod.is_ready for pod in kept)
     if num_ready - 1 < floor_of(replicas):
         return Moves(Phase.WAITING, f"{left}; {num_ready} of {replicas} pods are ready, all must be")
+    if router := waits_for(victim):
+        return Moves(Phase.ROUTERS, f"{left}; {router}")
     if not has_slot:
         return Moves(Phase.QUEUED, f"{left}; other rollouts go first")
     if replicas == 1 and not is_announced:
         return Moves(Phase.NO_SURGE, f"{victim.name} is the only pod: requests get no answer until the next is ready")
     phase = Phase.NO_SURGE if replicas == 1 else Phase.ROLLING
     return Moves(phase, f"{left}; {victim.name} goes next", victim)
+
+
+def _router_waited_for(kept: Sequence[Pod], unrouted: Mapping[str, str], silent_router: str, victim: Pod) -> str:
+    """Why the victim must stay for now, as far as routers go; empty: it may go. Nobody waits for its own sake."""
+    others = [pod for pod in kept if pod is not victim]
+    if not others:
+        return ""
+    return next((unrouted[pod.uid] for pod in others if pod.uid in unrouted), silent_router)

@@ -12,6 +12,7 @@ from prism_operator.plan import KVPlan
 from prism_operator.pods import Pod, Trouble
 from prism_operator.refused import Refused
 from prism_operator.rollout import Moves
+from prism_operator.routers import Routers
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +46,7 @@ class Snapshot:
     spec: PrismDeploymentSpec | None = None
     serving: Serving | None = None
     pods: Sequence[Pod] = ()
+    routers: Routers = field(default_factory=Routers)
     freeze: Refused | None = None
     plan: KVPlan | None = None
     problems: Sequence[Problem] = ()
@@ -59,6 +61,7 @@ class Snapshot:
     loader_job: Mapping[str, Any] | None = None
     loader_trouble: Trouble | None = None
     autoscaler: Mapping[str, Any] | None = None
+    inference_pool: Mapping[str, Any] | None = None
     is_settings_checked: bool = True
     facts: Mapping[str, Any] = field(default_factory=dict)
     """Names for the status: `selector`, `url`, `model`."""

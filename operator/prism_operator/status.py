@@ -29,6 +29,7 @@ def next_status(snapshot: Snapshot, before: PrismDeploymentStatus, now: datetime
         replicas=sum(not pod.is_terminating for pod in snapshot.pods),
         ready_replicas=len(snapshot.ready_pods),
         updated_replicas=updated,
+        ready_routers=len(snapshot.routers.ready),
         selector=snapshot.facts.get("selector", before.selector),
         planned_pages=plan.pages if plan is not None else None,
         planned_tokens=plan.tokens if plan is not None else None,

@@ -2,29 +2,34 @@
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from prism_server.bench.accuracy import DEFAULT_VARIANTS, VARIANTS, AccuracyPlan, measure, report
+from prism_server.bench.arguments import api_key, group_option, positive
 from prism_server.bench.client import AnswerFailed
 from prism_server.bench.draw import draw_to
 from prism_server.bench.questions import PICTURE_LAYOUTS
 from prism_server.bench.report import write_json
+from prism_server.bench.serve_cli import run_serve
 from prism_server.cli_support import ArgumentParser, console_script
-from prism_server.errors import StartupError
 
 FAILED_EXIT_CODE = 1
 
 EPILOG = """commands:
   accuracy   ask the bundled model through real servers and count right answers
+  serve      times and rates of a server under repeated media
+  kernels    times of the GPU kernels beside their twins
   draw       write pictures of the kind that the bundled model reads, with questions
 
 examples:
   prism-bench accuracy                                   a server of each default variant, one after the other
   prism-bench accuracy --reference --json accuracy.json  the same, beside Hugging Face's answers, kept in a file
   prism-bench accuracy --base-url http://localhost:8000  a server that runs already
+  prism-bench serve --set model.path=DIR --json s.json   start a server, time it, run phases a to d
+  prism-bench serve --base-url URL --phase load --rate 4 Poisson arrivals at any OpenAI-compatible server
+  prism-bench kernels                                    on a machine with an NVIDIA GPU
   prism-bench draw pages-8 pages                         eight invoice pages as PNG files
 
 prism-bench COMMAND --help has the options.
@@ -37,7 +42,12 @@ and the reference, lie more than one percentage point apart."""
 
 @console_script("prism-bench")
 def main(argv: Sequence[str]) -> int:
-    commands: dict[str, Callable[[Sequence[str]], int]] = {"accuracy": run_accuracy, "draw": run_draw}
+    commands: dict[str, Callable[[Sequence[str]], int]] = {
+        "accuracy": run_accuracy,
+        "serve": run_serve,
+        "kernels": run_kernels,
+        "draw": run_draw,
+    }
     if not argv or argv[0] not in commands:
         parser = ArgumentParser("prism-bench", "Measure a Prism server through HTTP.", EPILOG)
         parser.add_argument("command", choices=commands, metavar="COMMAND")
@@ -58,7 +68,7 @@ def run_accuracy(argv: Sequence[str]) -> int:
         variants=arguments.variant or DEFAULT_VARIANTS,
         with_reference=arguments.reference,
         base_url=arguments.base_url,
-        api_key=_first_line(arguments.api_key_file) if arguments.api_key_file else None,
+        api_key=api_key(arguments.api_key_file),
         server_options=dict(arguments.set),
     )
     scores = measure(plan)
@@ -69,6 +79,12 @@ def run_accuracy(argv: Sequence[str]) -> int:
     for line in disagreements:
         print(f"prism-bench: {line}", file=sys.stderr)
     return FAILED_EXIT_CODE if disagreements else 0
+
+
+def run_kernels(argv: Sequence[str]) -> int:
+    from prism_server.bench import kernels  # imports torch, which the other commands do without
+
+    return kernels.run_kernels(argv)
 
 
 def run_draw(argv: Sequence[str]) -> int:
@@ -87,12 +103,12 @@ def _accuracy_parser() -> ArgumentParser:
     default = AccuracyPlan()
     parser = ArgumentParser("prism-bench accuracy", ACCURACY)
     parser.add_argument(
-        "--questions", type=_positive, default=default.num_questions, metavar="N", help="[default: %(default)s]"
+        "--questions", type=positive, default=default.num_questions, metavar="N", help="[default: %(default)s]"
     )
     parser.add_argument("--seed", type=int, default=default.seed, metavar="N", help="[default: %(default)s]")
     parser.add_argument(
         "--clients",
-        type=_positive,
+        type=positive,
         default=default.num_clients,
         metavar="N",
         help="questions under way at once [default: %(default)s]",
@@ -112,31 +128,11 @@ def _accuracy_parser() -> ArgumentParser:
         "--set",
         action="append",
         default=[],
-        type=_option,
+        type=group_option,
         metavar="GROUP.OPTION=VALUE",
         help="an option of prism-serve for every server that is started; repeatable",
     )
     return parser
-
-
-def _positive(text: str) -> int:
-    if not (text.isascii() and text.isdigit() and int(text) > 0):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a positive number")
-    return int(text)
-
-
-def _option(text: str) -> tuple[str, str]:
-    name, equals, value = text.partition("=")
-    if not equals or "." not in name:
-        raise argparse.ArgumentTypeError(f"{text!r} must look like kv.page_tokens=16")
-    return name, value
-
-
-def _first_line(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8").split("\n")[0].strip()
-    except OSError as error:
-        raise StartupError(f"--api-key-file {path}: cannot be read: {error.strerror}") from None
 
 
 if __name__ == "__main__":

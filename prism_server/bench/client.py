@@ -91,14 +91,14 @@ class Client:
         except httpx.TransportError as error:
             raise AnswerFailed(f"{self._http.base_url}: {error or type(error).__name__}") from error
         if response.is_error:
-            raise AnswerFailed(_refusal(response.status_code, response.content))
+            raise AnswerFailed(refusal(response.status_code, response.content))
         return str(response.json()["data"][0]["id"])
 
     async def _events(self, path: str, body: Json) -> AsyncIterator[tuple[str, str]]:
         try:
             async with self._http.stream("POST", path, json=body) as response:
                 if response.is_error:
-                    raise AnswerFailed(_refusal(response.status_code, await response.aread()))
+                    raise AnswerFailed(refusal(response.status_code, await response.aread()))
                 async for event in server_sent_events(response.aiter_lines()):
                     yield event
         except httpx.TransportError as error:
@@ -121,7 +121,7 @@ async def server_sent_events(lines: AsyncIterator[str]) -> AsyncIterator[tuple[s
             name, data = "message", []
 
 
-def _refusal(status: int, body: bytes) -> str:
+def refusal(status: int, body: bytes) -> str:
     try:
         reason = json.loads(body)["error"]["message"]
     except (ValueError, KeyError, TypeError):  # something between us and the server answered

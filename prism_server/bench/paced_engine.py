@@ -6,7 +6,6 @@ Its steps take as long as they are told to, and every token they draw is plain t
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -32,33 +31,35 @@ FEATURE_BYTES_PER_TOKEN = 4 * 4096 * 2
 POOL_TOKENS = 1 << 19
 
 
-@dataclass
-class _Step(StepHandle):
+@dataclass(slots=True)
+class PacedStep(StepHandle):
+    """A launched step and what it saw of the owner. Times of `time.perf_counter`."""
+
     result: StepResult
+    num_sequences: int
+    launched_s: float
+    idle_s: float
+    """How long the device had had nothing to do."""
     end_s: float
-    on_end: Callable[[float], None]
+    owner_cpu_s: float
+    """What the owner had computed since its start."""
+    late_s: float = 0.0
+    """How long after the end of the step the owner went on, if it was waiting for it."""
 
     def wait(self) -> StepResult:
         left_s = self.end_s - time.perf_counter()
         if left_s > 0.0:
             time.sleep(left_s)
-        self.on_end(time.perf_counter() - self.end_s)
+        self.late_s = time.perf_counter() - self.end_s
         return self.result
 
 
 class PacedDevice(Executor):
-    """Every step takes `step_ms`, after the one before it; 0: none at all. `tokens` are drawn in turn.
-
-    `launched_s` and `late_s` are the owner's record: when each step was launched (`time.perf_counter`), and how long
-    after the end of a step the owner went on. For the owner's thread, read when it is idle.
-    """
+    """Every step takes `step_ms`, after the one before it; 0: none at all. `tokens` are drawn in turn."""
 
     def __init__(self, step_ms: float, tokens: tuple[int, ...]) -> None:
         self.step_s = step_ms / 1e3
-        self.launched_s: list[float] = []
-        self.late_s: list[float] = []
-        self.plans: list[tuple[int, int]] = []
-        """(sequences, tokens) of each launched step."""
+        self.steps: list[PacedStep] = []
         self._tokens = tokens
         self._free_s = 0.0
 
@@ -67,19 +68,21 @@ class PacedDevice(Executor):
 
     def launch(self, plan: StepPlan) -> StepHandle:
         now_s = time.perf_counter()
-        self.launched_s.append(now_s)
-        self.plans.append((len(plan.sequences), plan.num_tokens))
-        self._free_s = max(now_s, self._free_s) + self.step_s
         drawn = sum(rows.draw is not None for rows in plan.sequences)
         ids = tuple(self._tokens[(plan.step + i) % len(self._tokens)] for i in range(drawn))
-        return _Step(StepResult(plan.step, ids, (None,) * drawn), self._free_s, self.late_s.append)
+        result = StepResult(plan.step, ids, (None,) * drawn, duration_ms=self.step_s * 1e3)
+        idle_s, start_s = max(0.0, now_s - self._free_s), max(now_s, self._free_s)
+        self._free_s = start_s + self.step_s
+        step = PacedStep(result, len(plan.sequences), now_s, idle_s, self._free_s, time.thread_time())
+        self.steps.append(step)
+        return step
 
     def close(self) -> None:
         pass
 
     def forget(self) -> None:
         """Start the record anew."""
-        self.launched_s, self.late_s, self.plans = [], [], []
+        self.steps = []
 
 
 def paced_engine(settings: ServerSettings, step_ms: float, directory: Path | None = None) -> tuple[Engine, PacedDevice]:

@@ -6,11 +6,14 @@ import importlib.metadata
 import json
 import os
 import platform
+import shutil
+import subprocess
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-PACKAGES = ("prism-server", "torch", "transformers", "numpy", "pillow")
+CARD_FIELDS = "name,driver_version,memory.total"
+PACKAGES = ("prism-server", "torch", "triton", "transformers", "numpy", "pillow")
 
 
 def table(header: Sequence[str], rows: Iterable[Sequence[object]], indent: str = "") -> str:
@@ -31,6 +34,15 @@ def environment() -> dict[str, Any]:
         "cpu": _cpu_name(),
         "cpu_cores": os.cpu_count(),
     }
+
+
+def cards() -> list[str]:
+    """The GPUs of this machine as nvidia-smi names them; none where it is not there."""
+    program = shutil.which("nvidia-smi")
+    if program is None:
+        return []
+    asked = [program, f"--query-gpu={CARD_FIELDS}", "--format=csv,noheader"]
+    return subprocess.run(asked, capture_output=True, text=True, check=False).stdout.splitlines()
 
 
 def write_json(path: Path, report: dict[str, Any]) -> None:

@@ -18,7 +18,7 @@ from prism_server.demo_model.scenes import Scene, draw_scene
 from prism_server.demo_model.texts import text_turn
 from prism_server.demo_model.turns import Turn, distinct
 
-Media = tuple[Scene, ...] | tuple[Page, ...] | tuple[Clip]
+Media = tuple[()] | tuple[Scene, ...] | tuple[Page, ...] | tuple[Clip]
 Picture = TypeVar("Picture", Scene, Page)
 
 SCENE_TURNS, PAGE_TURNS, CLIP_TURNS, TEXT_TURNS = 8, 14, 6, 4
@@ -41,38 +41,55 @@ def draw_sample(rng: random.Random, layout: Layout) -> Sample:
     """The next sample that `rng` gives for `layout`; equal seeds give equal samples."""
     match layout.kind:
         case "text":
-            return Sample(layout, (), [], distinct(text_turn(rng) for _ in range(TEXT_TURNS)))
+            return Sample(layout, (), [], _turns(rng, (), TEXT_TURNS))
         case "clip":
             clip = draw_clip(rng, layout.slots)
-            return Sample(layout, (clip,), list(clip.frames), distinct(clip.turn(rng) for _ in range(CLIP_TURNS)))
+            return Sample(layout, (clip,), list(clip.frames), _turns(rng, (clip,), CLIP_TURNS))
         case "scene":
             scenes = tuple(draw_scene(rng, slot) for slot in layout.slots)
-            turns = _turns(rng, scenes, SCENE_TURNS, " in picture", _ask_across_scenes)
+            turns = _turns(rng, scenes, SCENE_TURNS)
             return Sample(layout, scenes, _shown(rng, [scene.image for scene in scenes]), turns)
         case "pages":
             pages = tuple(draw_page(rng, slot) for slot in layout.slots)
-            turns = _turns(rng, pages, PAGE_TURNS, " on page", _ask_across_pages)
+            turns = _turns(rng, pages, PAGE_TURNS)
             return Sample(layout, pages, _shown(rng, [page.image for page in pages]), turns)
 
 
-def _turns(
+def ask(rng: random.Random, media: Media) -> Turn:
+    """One question about what is shown: about one medium, or, of several, also which of them shows what.
+
+    Without media one that needs none.
+    """
+    if not media:
+        return text_turn(rng)
+    if clips := [medium for medium in media if isinstance(medium, Clip)]:
+        return clips[0].turn(rng)
+    if scenes := [medium for medium in media if isinstance(medium, Scene)]:
+        return _ask_about(rng, scenes, " in picture", _ask_across_scenes)
+    return _ask_about(rng, [medium for medium in media if isinstance(medium, Page)], " on page", _ask_across_pages)
+
+
+def jpeg_copy(rng: random.Random, image: Image.Image) -> Image.Image:
+    """The picture as it looks after JPEG, as a camera or a browser would have sent it."""
+    return Image.open(io.BytesIO(encode_jpeg(image, rng.randint(60, 95)))).convert("RGB")
+
+
+def _turns(rng: random.Random, media: Media, count: int) -> tuple[Turn, ...]:
+    return distinct(ask(rng, media) for _ in range(count))
+
+
+def _ask_about(
     rng: random.Random,
     media: Sequence[Picture],
-    count: int,
     place: str,
     ask_across: Callable[[random.Random, Sequence[Picture], int], Turn],
-) -> tuple[Turn, ...]:
-    """Questions about one medium each, and, when there are several, also about which of them shows what."""
-
-    def turn() -> Turn:
-        index = rng.randrange(len(media))
-        if len(media) == 1:
-            return media[index].turn(rng)
-        if rng.random() < 0.6:
-            return media[index].turn(rng, f"{place} {index + 1}")
-        return ask_across(rng, media, index)
-
-    return distinct(turn() for _ in range(count))
+) -> Turn:
+    index = rng.randrange(len(media))
+    if len(media) == 1:
+        return media[index].turn(rng)
+    if rng.random() < 0.6:
+        return media[index].turn(rng, f"{place} {index + 1}")
+    return ask_across(rng, media, index)
 
 
 def _ask_across_scenes(rng: random.Random, scenes: Sequence[Scene], index: int) -> Turn:
@@ -106,4 +123,4 @@ def _ask_across_pages(rng: random.Random, pages: Sequence[Page], index: int) -> 
 def _shown(rng: random.Random, images: list[Image.Image]) -> list[Image.Image]:
     if rng.random() >= JPEG_SHARE:
         return images
-    return [Image.open(io.BytesIO(encode_jpeg(image, rng.randint(60, 95)))).convert("RGB") for image in images]
+    return [jpeg_copy(rng, image) for image in images]

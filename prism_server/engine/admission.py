@@ -88,6 +88,11 @@ class Admission:
 
     # -- admission ---------------------------------------------------------------------------------------------------
 
+    def hot_tokens(self, work_tokens: int) -> int:
+        """Rows of the waiting that have less to compute than `work_tokens` and may get a slot in this step."""
+        hot = sorted(s.uncached_estimate for s in self._queues.waiting if s.uncached_estimate < work_tokens)
+        return sum(hot[: len(self._slots)])
+
     def admit(self, builder: PlanBuilder, now_s: float, is_idle: bool) -> Iterator[Sequence]:
         """Take waiting sequences onto the device while there are slots and pages; each is yielded as it gets there.
 

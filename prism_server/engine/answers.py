@@ -89,12 +89,12 @@ class Answers:
         answer = self._live.get(outcome.sequence.request.request_id)
         if answer is None:
             return
-        if isinstance(outcome, Admitted):
+        if isinstance(outcome, Drawn):
+            self._draw(answer, outcome, events)
+        elif isinstance(outcome, Admitted):
             if not answer.accepted:
                 answer.accepted = True
                 events.append(Accepted(answer.request.request_id, usage_of(answer.sequences[:1])))
-        elif isinstance(outcome, Drawn):
-            self._draw(answer, outcome, events)
         else:
             self._finish(answer, outcome, now_s, events)
 

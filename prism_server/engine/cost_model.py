@@ -8,8 +8,11 @@ SMOOTHING = 0.2
 """Weight of the newest observation."""
 MIN_CHUNK_TOKENS = 64
 """A prefill beside decodes always gets this many tokens, so that it ends."""
-MAX_STEP_PATCHES = 65_536
-"""Patches encoded in one step; bounds the vision tower's activations (the memory peak counts them)."""
+MAX_STEP_PATCHES = 16_384
+"""Patches encoded in one step, unless a single item has more: as many as the largest picture of the default limits.
+Bounds the vision tower's activations (the memory peak counts them); larger batches are no faster."""
+SHORT_CHUNK_TOKENS = 256
+"""Rows that hide behind the reading of the weights cost little; what they cost says nothing about longer chunks."""
 
 
 @dataclass(slots=True)
@@ -84,8 +87,9 @@ class CostModel:
         if patch_blocks:
             self.ms_per_patch_block = self._blend(self.ms_per_patch_block, encode_ms / patch_blocks)
         if num_prefill_tokens >= MIN_CHUNK_TOKENS:
-            beyond_base = max(0.0, language_ms - self.base_ms)
-            self.ms_per_token = self._blend(self.ms_per_token, beyond_base / num_prefill_tokens)
+            ms_per_token = max(0.0, language_ms - self.base_ms) / num_prefill_tokens
+            if num_prefill_tokens >= SHORT_CHUNK_TOKENS or ms_per_token > self.ms_per_token:
+                self.ms_per_token = self._blend(self.ms_per_token, ms_per_token)
         elif num_decodes:
             self.base_ms = self._blend(self.base_ms, language_ms)
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import random
 import threading
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 from prism_server.engine.answers import Answers
-from prism_server.engine.build import Parts, Progress, build_parts
+from prism_server.engine.build import Parts, build_parts
 from prism_server.engine.messages import EngineStats, Event, GenerateRequest
 from prism_server.engine.owner import Cancel, ForgetCaches, Owner, Stop, Submit
+from prism_server.engine.progress import Progress
 from prism_server.engine.scheduler import Scheduler
 from prism_server.errors import EngineFault, Overloaded
 from prism_server.media.pipeline import MediaPipeline
@@ -36,6 +37,10 @@ class EngineInfo:
     device: str
     backend: str
     dtype: str
+    graphs: int = 0
+    """Captured step sizes; 0 where every step is eager."""
+    memory: Mapping[str, int] = field(default_factory=dict)
+    """Bytes of the GPU by what they are for, as measured at the start, and what the paper plan said; empty on a CPU."""
 
 
 class Engine:

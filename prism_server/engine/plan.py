@@ -139,3 +139,5 @@ class StepResult:
     """Items whose encoding failed; the requests whose rows showed them fail, alone."""
     duration_ms: float = 0.0
     encode_ms: float = 0.0
+    eager: bool = False
+    """Language rows ran outside a captured graph."""

@@ -13,7 +13,7 @@ from prism_server.engine.plan import (
     SlotStart,
     StepPlan,
 )
-from prism_server.engine.sequence import Phase, Sequence
+from prism_server.engine.sequence import Sequence
 from prism_server.media.item import ItemKey
 
 
@@ -69,24 +69,40 @@ class PlanBuilder:
         sequence.table.append(page)
 
     def add_rows(self, sequence: Sequence, end: int, draws: bool) -> None:
-        """Rows [num_planned, end) of the sequence, their media, and a token drawn after the last when `draws`."""
+        """Known rows [num_planned, end) of the sequence, their media, and a token drawn after the last when `draws`."""
         assert sequence.slot is not None
         self.pages += [PageAssignment(sequence.slot, index, page) for index, page in sequence.moved]
         sequence.moved.clear()
         start = sequence.num_planned
-        decode = sequence.phase is Phase.DECODE
-        ids = None if decode else sequence.ids(start, end)
+        ids = sequence.ids(start, end)
         items = self._add_media(sequence, start, end)
         draw = sequence.num_drawn if draws else None
         self.rows.append(SequenceRows(sequence.slot, start, end - start, ids, sequence.positions(start, end), draw))
         self.launched.append(LaunchedRows(sequence, sequence.incarnation, start, end, draws, items))
         self.planned.add(sequence.number)
         self.num_tokens += end - start
-        self.num_decodes += decode
         sequence.num_planned = end
         sequence.last_step = self.step
         if draws:
             sequence.num_drawn += 1
+
+    def add_decode(self, sequence: Sequence) -> None:
+        """The row of the sequence's last token, and the token drawn after it. What most steps consist of."""
+        assert sequence.slot is not None
+        if sequence.moved:
+            self.pages += [PageAssignment(sequence.slot, index, page) for index, page in sequence.moved]
+            sequence.moved.clear()
+        start = sequence.num_planned
+        end = start + 1
+        positions = sequence.positions(start, end)
+        self.rows.append(SequenceRows(sequence.slot, start, 1, None, positions, sequence.num_drawn))
+        self.launched.append(LaunchedRows(sequence, sequence.incarnation, start, end, True, ()))
+        self.planned.add(sequence.number)
+        self.num_tokens += 1
+        self.num_decodes += 1
+        sequence.num_planned = end
+        sequence.num_drawn += 1
+        sequence.last_step = self.step
 
     def _add_media(self, sequence: Sequence, start: int, end: int) -> tuple[ItemKey, ...]:
         items: dict[ItemKey, None] = {}

@@ -121,6 +121,10 @@ class Residency:
 
     def publish(self, sequence: Sequence) -> list[Digest]:
         """Offer every page and boundary that is computed now to the index. Returns the keys that can be found."""
+        first, last, page_tokens = sequence.num_published, sequence.num_computed, self.kv.page_tokens
+        if first // page_tokens == last // page_tokens and sequence.last_boundary_rows <= first:
+            sequence.num_published = last  # most decode steps: nothing new to be found
+            return []
         published: list[Digest] = []
         for rows, key, media_key in self._newly_computed(sequence):
             self._publish_one(sequence, rows, key, media_key)
@@ -143,7 +147,7 @@ class Residency:
         if rows % self.kv.page_tokens == 0 or any(boundary.rows == rows for boundary in sequence.boundaries):
             return None
         key = self._key(sequence, rows // self.kv.page_tokens, rows)
-        sequence.boundaries.append(Boundary(rows, key, None))
+        sequence.add_boundary(Boundary(rows, key, None))
         return key
 
     def _newly_computed(self, sequence: Sequence) -> list[tuple[int, Digest, Digest | None]]:

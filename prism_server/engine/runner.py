@@ -1,28 +1,53 @@
-"""Executes step plans with a model: device slots, block tables, features, one encoder batch and one forward a step."""
+"""Executes step plans with a model: device slots, copies, one encoder batch and one forward pass a step."""
 
 from __future__ import annotations
 
-import time
+import contextlib
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from functools import lru_cache
 
-import numpy as np
 import torch
 from torch import Tensor
 
+from prism_server.engine.device_timer import StepTimer
+from prism_server.engine.encoding import Encoder
 from prism_server.engine.executor import Executor, StepHandle
-from prism_server.engine.messages import TokenLogprob
-from prism_server.engine.plan import EncodeWork, MediaRows, SequenceRows, StepPlan, StepResult
-from prism_server.engine.sampler import Draw, Sampler
-from prism_server.errors import PrismError
+from prism_server.engine.graphs import GraphFamily, capture_family
+from prism_server.engine.language import LanguageStep, StepOutput
+from prism_server.engine.packet import Section, aligned
+from prism_server.engine.plan import StepPlan, StepResult
+from prism_server.engine.sampler import Draw, PendingLogprobs, Sampler, SamplingWork
+from prism_server.engine.step_inputs import DeviceSlots, StepLayout, StepSize
+from prism_server.engine.transfers import to_host
+from prism_server.errors import EngineFault, PrismError
 from prism_server.media.item import ItemKey, Patches
 from prism_server.model.qwen3_vl import Qwen3VL
-from prism_server.model.text import MediaRows as FeatureRows
-from prism_server.model.vision import Features, VisionState
-from prism_server.ops.interface import AttentionBatch
 from prism_server.ops.kv_storage import HostPages, PagedKV
 
+SAMPLING_WORDS = 16
+"""Most words that a draw puts into the packet."""
+MAX_ARRAYS = 32
+"""Most arrays in a packet, each of which may leave room for its alignment."""
 
-class _Launched(StepHandle):
+
+@dataclass(frozen=True, slots=True)
+class RunnerLimits:
+    """Sizes that a device's fixed buffers are made for."""
+
+    num_slots: int
+    max_pages_per_sequence: int
+    max_step_tokens: int
+
+    @property
+    def packet_words(self) -> int:
+        step = StepLayout(StepSize(self.max_step_tokens, self.num_slots, self.num_slots)).num_words
+        pages = 2 * self.num_slots * self.max_pages_per_sequence
+        return aligned(step + pages + self.max_step_tokens + SAMPLING_WORDS * self.num_slots) + aligned(1) * MAX_ARRAYS
+
+
+class _OnThread(StepHandle):
     def __init__(self, future: Future[StepResult]) -> None:
         self._future = future
 
@@ -30,178 +55,217 @@ class _Launched(StepHandle):
         return self._future.result()
 
 
+@dataclass(frozen=True, eq=False, slots=True)
+class RunningStep(StepHandle):
+    """A step that the device has been given. Its marks: start, end of the encoder's part, end; `moves`, if it moves
+    pages to or from the host, when that is over."""
+
+    plan: StepPlan
+    eager: bool
+    failed: dict[ItemKey, PrismError]
+    moves: torch.cuda.Event | None
+    timer: StepTimer
+    tokens: Tensor | None = field(repr=False)
+    logprobs: PendingLogprobs | None = field(repr=False)
+
+    def wait(self) -> StepResult:
+        try:
+            self.timer.wait()
+            if self.moves is not None:
+                self.moves.synchronize()
+        except RuntimeError as error:
+            raise EngineFault(f"the device failed: {error}") from error
+        tokens = [] if self.tokens is None else self.tokens.tolist()
+        found = {} if self.logprobs is None else self.logprobs.read(tokens)
+        return StepResult(
+            self.plan.step,
+            tuple(tokens),
+            tuple(found.get(row) for row in range(len(tokens))),
+            self.failed,
+            self.timer.between_ms(0, 2),
+            self.timer.between_ms(0, 1) if self.plan.encode else 0.0,
+            self.eager,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Packed:
+    """What of a plan went into the packet."""
+
+    layout: StepLayout | None
+    graph: StepSize | None
+    pages: tuple[Section, Section] | None
+    media_rows: Section | None
+    sampling: SamplingWork | None
+
+
 class Runner(Executor):
-    """One device. `launch` returns at once: steps run in order on the device's own thread (a GPU's stream is the same
-    idea), so that the owner plans a step while the one before runs."""
+    """One device.
+
+    On CUDA `launch` gives the step to the device's stream and returns: nothing on that way waits for the device. On a
+    CPU the steps run in order on a thread of the device's own. Either way the owner plans a step while the one before
+    runs.
+    """
 
     def __init__(
         self,
         model: Qwen3VL,
         kv: PagedKV,
         host: HostPages | None,
-        num_slots: int,
-        max_pages_per_sequence: int,
+        limits: RunnerLimits,
         eos_token_ids: tuple[int, ...],
         threads: int = 0,
     ) -> None:
         self.model, self._kv, self._host = model, kv, host
+        self.encoder = Encoder(model)
         self._device = model.device
-        self._page_tokens = kv.layout.page_tokens
-        self._sampler = Sampler(model.config.text.vocab_size, self._device, eos_token_ids, model.ops)
-        with torch.inference_mode():
-            self._last_tokens = torch.zeros(num_slots, dtype=torch.int64, device=self._device)
-            tables = (num_slots, max_pages_per_sequence)
-            self._block_tables = torch.zeros(tables, dtype=torch.int32, device=self._device)
-        self._staged: dict[ItemKey, Patches] = {}
-        self._encoding: dict[ItemKey, VisionState] = {}
-        self._features: dict[ItemKey, Features] = {}
-        self._thread = ThreadPoolExecutor(1, "prism-device")
-        if threads:
-            self._thread.submit(torch.set_num_threads, threads).result()
+        self._slots = DeviceSlots(limits.num_slots, limits.max_pages_per_sequence, limits.packet_words, self._device)
+        self._sampler = Sampler(model.config.text.vocab_size, self._device, eos_token_ids, model.ops, limits.num_slots)
+        self._language = LanguageStep(model, kv, self._slots)
+        self.graphs = GraphFamily({})
+        self._stream: torch.cuda.Stream | None = None
+        self._thread: ThreadPoolExecutor | None = None
+        if self._device.type == "cuda":
+            self._stream = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
+            torch.cuda.synchronize(self._device)  # weights and pools were made in another stream
+        else:
+            self._thread = ThreadPoolExecutor(1, "prism-device")
+            if threads:
+                self._thread.submit(torch.set_num_threads, threads).result()
 
     # -- the owner's side --------------------------------------------------------------------------------------------
 
     def stage(self, key: ItemKey, patches: Patches) -> None:
-        self._thread.submit(self._staged.__setitem__, key, patches)
+        if self._thread is None:
+            self.encoder.stage(key, patches)
+        else:
+            self._thread.submit(self.encoder.stage, key, patches)
 
     def launch(self, plan: StepPlan) -> StepHandle:
-        return _Launched(self._thread.submit(self.execute, plan))
+        if self._thread is None:
+            return self.start(plan)
+        return _OnThread(self._thread.submit(self.execute, plan))
 
     def close(self) -> None:
-        self._thread.shutdown(wait=True)
+        if self._thread is not None:
+            self._thread.shutdown(wait=True)
+        if self._stream is not None:
+            with contextlib.suppress(RuntimeError):  # a device that has failed has nothing to finish
+                self._stream.synchronize()
+            self.use_graphs(GraphFamily({}))
+
+    # -- graphs ------------------------------------------------------------------------------------------------------
+
+    def capture_graphs(self, sizes: Sequence[StepSize], on_captured: Callable[[int], None]) -> GraphFamily:
+        """Capture the step of each size and use the graphs from now on. Before the first launch; CUDA only."""
+        assert self._stream is not None, "only CUDA has graphs"
+        self.use_graphs(capture_family(sizes, self.load_empty, self.run_padded, self._stream, on_captured))
+        return self.graphs
+
+    def use_graphs(self, graphs: GraphFamily) -> None:
+        """Steps that fit are padded and replayed; without graphs every step is exact and eager."""
+        self.graphs = graphs
+
+    @torch.inference_mode()
+    def load_empty(self, size: StepSize) -> None:
+        """Send a packet of that size with nothing but padding in it."""
+        layout, packet = layout_of(size), self._slots.packet
+        self._slots.write_rows(layout, (), self._kv.layout.page_tokens, packet.begin(layout.num_words))
+        packet.send()
+
+    @torch.inference_mode()
+    def run_padded(self, size: StepSize) -> StepOutput:
+        """The step whose packet was sent, padded to `size`; what a graph records."""
+        output = self._language(self._slots.inputs(layout_of(size)))
+        assert output is not None, "a padded step draws"
+        return output
 
     # -- the device's side -------------------------------------------------------------------------------------------
 
-    @torch.inference_mode()
     def execute(self, plan: StepPlan) -> StepResult:
-        """Everything of a plan, in the plan's order. Called on the device's thread."""
-        started_s = time.perf_counter()
-        self._start_slots(plan)
-        self._copy(plan)
-        encode_started_s = time.perf_counter()
-        failed = self._encode(plan)
-        encode_ms = (time.perf_counter() - encode_started_s) * 1e3 if plan.encode else 0.0
-        tokens, logprobs = self._forward(plan) if plan.sequences else ([], [])
-        duration_ms = (time.perf_counter() - started_s) * 1e3
-        return StepResult(plan.step, tuple(tokens), tuple(logprobs), failed, duration_ms, encode_ms)
+        """Everything of a plan. Called on the device's thread."""
+        return self.start(plan).wait()
 
-    def _start_slots(self, plan: StepPlan) -> None:
-        for start in plan.slot_starts:
-            self._sampler.start(start)
-        if plan.pages:
-            # later assignments of one place win, as in the plan's order
-            places = {(page.slot, page.index): page.page for page in plan.pages}
-            slots, indices = zip(*places, strict=True)
-            pages = torch.tensor(list(places.values()), dtype=torch.int32, device=self._device)
-            self._block_tables[torch.tensor(slots), torch.tensor(indices)] = pages
+    @torch.inference_mode()
+    def start(self, plan: StepPlan) -> RunningStep:
+        """Give a plan to the device, in the plan's order."""
+        with contextlib.nullcontext() if self._stream is None else torch.cuda.stream(self._stream):
+            timer = StepTimer(self._device)
+            for start in plan.slot_starts:
+                self._sampler.start(start)
+            packed = self._pack(plan)
+            timer.mark()
+            self._slots.packet.send()
+            if packed.pages is not None:
+                self._slots.assign_pages(packed.pages)
+            moves = self._copy(plan)
+            failed = self.encoder.run(plan)
+            timer.mark()
+            tokens, logprobs = self._draw(plan, packed)
+            timer.mark()
+        eager = packed.layout is not None and packed.graph is None
+        return RunningStep(plan, eager, failed, moves, timer, tokens, logprobs)
 
-    def _copy(self, plan: StepPlan) -> None:
+    def _pack(self, plan: StepPlan) -> _Packed:
+        """Write the packet. The step is a graph's if there is one and no picture rows are fresh."""
+        slots, packet, sequences = self._slots, self._slots.packet, plan.sequences
+        if not sequences:
+            packet.begin(0)
+            return _Packed(None, None, slots.append_pages(plan.pages), None, None)
+        exact = StepSize.of(sequences)
+        graph = None if plan.media else self.graphs.size_or_none(exact)
+        layout = layout_of(graph or exact)
+        words = packet.begin(layout.num_words)
+        pages = slots.append_pages(plan.pages)
+        slots.write_rows(layout, sequences, self._kv.layout.page_tokens, words)
+        draws = [Draw(rows.slot, rows.draw) for rows in sequences if rows.draw is not None]
+        media_rows = self.encoder.append_rows(plan.media, packet)
+        return _Packed(layout, graph, pages, media_rows, self._sampler.prepare(draws, packet))
+
+    def _copy(self, plan: StepPlan) -> torch.cuda.Event | None:
+        """The plan's copies; when moves to and from the host are over, where they run beside the device's stream."""
+        moves = None
         if plan.swap_in or plan.swap_out:
             assert self._host is not None, "a plan swaps, but there is no host tier"
-        if plan.swap_in and self._host is not None:
-            slots, pages = zip(*plan.swap_in, strict=True)
-            self._host.swap_in(self._kv, slots, pages)
-        if plan.swap_out and self._host is not None:
-            pages, slots = zip(*plan.swap_out, strict=True)
-            self._host.swap_out(self._kv, pages, slots)
+            if plan.swap_in:
+                slots, pages = zip(*plan.swap_in, strict=True)
+                self._host.swap_in(self._kv, slots, pages)
+            if plan.swap_out:
+                pages, slots = zip(*plan.swap_out, strict=True)
+                self._host.swap_out(self._kv, pages, slots)
+            moves = self._host.finish_event()
         if plan.row_copies:
             copies = plan.row_copies
             sources, targets, rows = zip(*((copy.source, copy.target, copy.rows) for copy in copies), strict=True)
             self.model.ops.copy_rows(self._kv, sources, targets, rows)
+        return moves
 
-    # -- encoder -----------------------------------------------------------------------------------------------------
+    def _draw(self, plan: StepPlan, packed: _Packed) -> tuple[Tensor | None, PendingLogprobs | None]:
+        """The language side: the plan's tokens int64 [D] and log-probabilities, on their way to the host."""
+        if packed.layout is None:
+            return None, None
+        packet, output = self._slots.packet, self._language_step(plan, packed)
+        num_draws = sum(rows.draw is not None for rows in plan.sequences)
+        if output is None or num_draws == 0:
+            return None, None
+        logits, tokens = output.logits[:num_draws], output.tokens[:num_draws]
+        logprobs = None
+        if packed.sampling is not None:
+            self._sampler.apply(packed.sampling, packet, logits, tokens, self._slots.last_tokens)
+            logprobs = self._sampler.logprobs(packed.sampling, packet, logits, tokens)
+        return to_host(tokens), logprobs
 
-    def _encode(self, plan: StepPlan) -> dict[ItemKey, PrismError]:
-        for key in plan.drop_features:
-            self._features.pop(key, None)
-            self._encoding.pop(key, None)
-        for key in plan.drop_staged:
-            self._staged.pop(key, None)
-            self._encoding.pop(key, None)
-        failed: dict[ItemKey, PrismError] = {}
-        batches: dict[tuple[int, int], list[EncodeWork]] = {}
-        for work in plan.encode:
-            if work.first_block == 0:
-                self._encoding[work.key] = self._begin(self._staged[work.key])
-            batches.setdefault((work.first_block, work.last_block), []).append(work)
-        for (first, last), works in batches.items():
-            self.model.vision.advance([self._encoding[work.key] for work in works], last - first)
-            for work in works:
-                if work.finishes and (error := self._finish(work)) is not None:
-                    failed[work.key] = error
-        return failed
+    def _language_step(self, plan: StepPlan, packed: _Packed) -> StepOutput | None:
+        assert packed.layout is not None
+        if packed.graph is not None:
+            return self.graphs.replay(packed.graph)
+        media = None
+        if packed.media_rows is not None:
+            media = self.encoder.feature_rows(plan.media, self._slots.packet.tensor(packed.media_rows))
+        return self._language(self._slots.inputs(packed.layout, plan.sequences), media)
 
-    def _begin(self, patches: Patches) -> VisionState:
-        pixels = torch.from_numpy(patches.pixels.copy())  # the cache's own array is shared and read-only
-        return self.model.vision.begin(pixels.to(self._device), patches.grid)
 
-    def _finish(self, work: EncodeWork) -> PrismError | None:
-        features = self.model.vision.finish(self._encoding.pop(work.key))
-        self._staged.pop(work.key, None)
-        if features.num_tokens != work.num_tokens:
-            return PrismError(f"the encoder gave {features.num_tokens} rows for a medium of {work.num_tokens} tokens")
-        self._features[work.key] = features
-        return None
-
-    # -- language ----------------------------------------------------------------------------------------------------
-
-    def _forward(self, plan: StepPlan) -> tuple[list[int], list[TokenLogprob | None]]:
-        sequences = plan.sequences
-        token_ids, positions = self._inputs(sequences)
-        batch = self._attention_batch(sequences)
-        media = self._feature_rows(plan.media) if plan.media else None
-        hidden = self.model.text.forward(token_ids, positions, self._kv, batch, media)
-        ends = np.cumsum([rows.count for rows in sequences])
-        drawing = [(int(end) - 1, rows) for end, rows in zip(ends, sequences, strict=True) if rows.draw is not None]
-        if not drawing:
-            return [], []
-        logits = self.model.text.logits(hidden[torch.tensor([row for row, _ in drawing], device=self._device)])
-        draws = [Draw(rows.slot, rows.draw or 0) for _, rows in drawing]
-        tokens, logprobs = self._sampler.sample(logits, draws)
-        self._last_tokens[torch.tensor([draw.slot for draw in draws], device=self._device)] = tokens
-        return tokens.tolist(), logprobs
-
-    def _inputs(self, sequences: tuple[SequenceRows, ...]) -> tuple[Tensor, Tensor]:
-        """Ids int64 [T], of decode rows from their slots, and positions int64 [3, T]."""
-        ids = np.concatenate(
-            [np.zeros(1, np.int32) if rows.token_ids is None else rows.token_ids for rows in sequences]
-        ).astype(np.int64)
-        positions = np.concatenate([rows.positions for rows in sequences], axis=1).astype(np.int64)
-        token_ids = torch.from_numpy(ids).to(self._device)
-        decodes, row = [], 0
-        for rows in sequences:
-            if rows.token_ids is None:
-                decodes.append((row, rows.slot))
-            row += rows.count
-        if decodes:
-            places = torch.tensor(decodes, device=self._device)
-            token_ids[places[:, 0]] = self._last_tokens[places[:, 1]]
-        return token_ids, torch.from_numpy(positions).to(self._device)
-
-    def _attention_batch(self, sequences: tuple[SequenceRows, ...]) -> AttentionBatch:
-        starts = (0, *np.cumsum([rows.count for rows in sequences]).tolist())
-        contexts = tuple(rows.start + rows.count for rows in sequences)
-        slots = torch.tensor([rows.slot for rows in sequences], device=self._device)
-        rows = torch.from_numpy(np.concatenate([np.arange(r.start, r.start + r.count) for r in sequences]))
-        owner = torch.from_numpy(np.repeat(np.arange(len(sequences)), [r.count for r in sequences]))
-        rows, owner = rows.to(self._device), owner.to(self._device)
-        page_index = self._block_tables[slots[owner], rows // self._page_tokens].long()
-        return AttentionBatch.exact(
-            starts, contexts, self._block_tables, slots.int(), page_index, rows % self._page_tokens
-        )
-
-    def _feature_rows(self, media: tuple[MediaRows, ...]) -> FeatureRows:
-        """The features of the step's media rows, gathered in row order, every DeepStack level alike."""
-        rows = np.concatenate([np.arange(part.row, part.row + part.count) for part in media])
-        levels: list[list[Tensor]] = []
-        for part in media:
-            features = self._features.get(part.key)
-            if features is None:  # its encoding failed: the request fails, its rows only have to be something
-                depth = 1 + len(self.model.config.vision.deepstack_blocks)
-                zero = torch.zeros(part.count, self.model.config.text.hidden_size, dtype=self.model.dtype)
-                levels.append([zero.to(self._device)] * depth)
-            else:
-                span = slice(part.offset, part.offset + part.count)
-                levels.append([level[span] for level in (features.main, *features.deepstack)])
-        main, *deepstack = (torch.cat(parts) for parts in zip(*levels, strict=True))
-        return FeatureRows(torch.from_numpy(rows).to(self._device), main, tuple(deepstack))
+@lru_cache(maxsize=1024)
+def layout_of(size: StepSize) -> StepLayout:
+    """Layouts are made once: sizes come again and again."""
+    return StepLayout(size)

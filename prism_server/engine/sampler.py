@@ -1,18 +1,24 @@
 """Choosing tokens on the device: penalties, temperature, top-k, top-p, min-p, seeds, log-probabilities.
 
 What a row draws depends on its logits, its parameters, its seed and how many tokens it has drawn, never on the batch.
+The likeliest token of every row is there already (it is part of the captured graphs); only rows that ask for more are
+looked at here. Parameters and random numbers come with the step's packet; the device keeps the penalties' counts.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from prism_server.engine.messages import SamplingParams, TokenLogprob
+from prism_server.engine.packet import Packet, Section
 from prism_server.engine.plan import SlotStart
+from prism_server.engine.transfers import to_device, to_host
 from prism_server.ops.interface import Ops
 
 _MASK = (1 << 64) - 1
@@ -26,14 +32,25 @@ def uniform(seed: int, draw: int) -> float:
     return ((state ^ (state >> 31)) >> 11) / float(1 << 53)
 
 
-@dataclass(slots=True)
-class _SlotState:
+@dataclass(frozen=True, slots=True)
+class _Slot:
     params: SamplingParams
     seed: int
-    blocked_ids: list[int] = field(default_factory=list)
+    blocked_ids: tuple[int, ...]
     """Tokens that may not come before `min_tokens`: the ends of the model and the request's stop ids."""
-    counts: Tensor | None = None
-    """int32 [2, vocabulary]: occurrences in the prompt, in the output; only where a penalty needs them."""
+
+    @property
+    def is_penalised(self) -> bool:
+        params = self.params
+        return params.repetition_penalty != 1.0 or params.presence_penalty != 0.0 or params.frequency_penalty != 0.0
+
+    def blocks(self, draw: int) -> bool:
+        return bool(self.blocked_ids) and draw + 1 < self.params.min_tokens
+
+    def asks_for_more(self, draw: int) -> bool:
+        """Whether the likeliest token alone does not do."""
+        params = self.params
+        return not params.greedy or params.logprobs is not None or self.is_penalised or self.blocks(draw)
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,87 +61,176 @@ class Draw:
     index: int
 
 
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Some of the rows in question: their places among them, and what each needs to know, a row each."""
+
+    places: Section
+    numbers: Section
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingWork:
+    """The rows of a step that ask for more, in its packet."""
+
+    rows: Section
+    """int64 [R]: places among the step's draws."""
+    slots: Section
+    penalised: Group | None
+    """float64 [n, 3]: repetition, presence, frequency."""
+    blocked: npt.NDArray[np.int64] | None
+    """int64 [2, n]: a place and a token that may not come there. As many as requests name, so not in the packet."""
+    random: Group | None
+    """float64 [n, 5]: as `Ops.draw` takes them."""
+    logprobs: tuple[int | None, ...]
+    """For each of the R rows how many alternatives it asks for."""
+    draws: tuple[int, ...]
+    """`rows` on the host."""
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class PendingLogprobs:
+    """Log-probabilities on their way to the host. `rows` are places among the draws."""
+
+    rows: tuple[int, ...]
+    counts: tuple[int, ...]
+    own: Tensor
+    values: Tensor
+    ids: Tensor
+
+    def read(self, tokens: Sequence[int]) -> dict[int, TokenLogprob]:
+        """By place among the draws, whose `tokens` these are; once the device is there."""
+        found = {}
+        everything = zip(
+            self.rows, self.counts, self.own.tolist(), self.values.tolist(), self.ids.tolist(), strict=True
+        )
+        for row, count, own, values, ids in everything:
+            top = tuple(zip(ids[:count], values[:count], strict=True))
+            found[row] = TokenLogprob(tokens[row], own, top)
+        return found
+
+
 class Sampler:
     """Per-slot sampling state. Called by whoever owns the device."""
 
-    def __init__(self, vocab_size: int, device: torch.device, eos_token_ids: Sequence[int], ops: Ops) -> None:
+    def __init__(
+        self, vocab_size: int, device: torch.device, eos_token_ids: Sequence[int], ops: Ops, num_slots: int
+    ) -> None:
         self._ops = ops
         self._vocab_size = vocab_size
         self._device = device
-        self._eos_token_ids = list(eos_token_ids)
-        self._slots: dict[int, _SlotState] = {}
+        self._eos_token_ids = tuple(eos_token_ids)
+        self._slots: dict[int, _Slot] = {}
+        shape = (num_slots, vocab_size)
+        self._in_prompt = torch.zeros(shape, dtype=torch.bool, device=device)
+        self._output_counts = torch.zeros(shape, dtype=torch.int32, device=device)
 
     def start(self, start: SlotStart) -> None:
         """A sequence takes a slot; what was there is forgotten."""
         params = start.params
-        state = _SlotState(params, start.seed)
-        if params.min_tokens:
-            ends = [] if params.ignore_eos else self._eos_token_ids
-            state.blocked_ids = sorted({*ends, *params.stop_token_ids})
-        if params.repetition_penalty != 1.0 or params.presence_penalty or params.frequency_penalty:
-            prompt = torch.from_numpy(start.prompt_ids.astype("int64"))
-            output = torch.tensor(start.output_ids, dtype=torch.int64)
-            counts = [torch.bincount(ids, minlength=self._vocab_size) for ids in (prompt, output)]
-            state.counts = torch.stack(counts).to(self._device, torch.int32)
-        self._slots[start.slot] = state
+        ends = () if params.ignore_eos else self._eos_token_ids
+        known = {token for token in (*ends, *params.stop_token_ids) if 0 <= token < self._vocab_size}
+        blocked = tuple(sorted(known)) if params.min_tokens else ()
+        slot = _Slot(params, start.seed, blocked)
+        self._slots[start.slot] = slot
+        if slot.is_penalised:
+            seen, counts = self._in_prompt[start.slot], self._output_counts[start.slot]
+            seen.zero_().index_fill_(0, to_device(start.prompt_ids.astype(np.int64), self._device), True)
+            said = to_device(np.array(start.output_ids, dtype=np.int64), self._device)
+            counts.zero_().index_add_(0, said, torch.ones_like(said, dtype=torch.int32))
 
-    def sample(self, logits: Tensor, draws: Sequence[Draw]) -> tuple[Tensor, list[TokenLogprob | None]]:
-        """logits float32 [R, vocabulary], one row a draw -> tokens int64 [R] on the device, log-probabilities."""
-        states = [self._slots[draw.slot] for draw in draws]
-        adjusted = self._adjust(logits, states, draws)
-        tokens = self._ops.argmax(adjusted)
-        random_rows = [row for row, state in enumerate(states) if not state.params.greedy]
-        if random_rows:
-            rows = torch.tensor(random_rows, device=self._device)
-            chosen = [(states[row].params, uniform(states[row].seed, draws[row].index)) for row in random_rows]
-            tokens[rows] = self._draw(adjusted[rows], chosen)
-        for row, state in enumerate(states):
-            if state.counts is not None:
-                state.counts[1].index_add_(0, tokens[row : row + 1], torch.ones_like(state.counts[1][:1]))
-        return tokens, self._logprobs(logits, tokens, states)
+    def prepare(self, draws: Sequence[Draw], packet: Packet) -> SamplingWork | None:
+        """What the step's draws need beyond the likeliest token, put into the packet; None: nothing."""
+        asking = [
+            (row, draw, slot)
+            for row, (draw, slot) in enumerate((draw, self._slots[draw.slot]) for draw in draws)
+            if slot.asks_for_more(draw.index)
+        ]
+        if not asking:
+            return None
+        penalised = [place for place, (_, _, slot) in enumerate(asking) if slot.is_penalised]
+        random = [place for place, (_, _, slot) in enumerate(asking) if not slot.params.greedy]
+        blocked = [
+            (place, token)
+            for place, (_, draw, slot) in enumerate(asking)
+            if slot.blocks(draw.index)
+            for token in slot.blocked_ids
+        ]
+        rows = tuple(row for row, _, _ in asking)
+        return SamplingWork(
+            packet.append(np.array(rows, dtype=np.int64)),
+            packet.append(np.array([draw.slot for _, draw, _ in asking], dtype=np.int64)),
+            _group(packet, penalised, [_penalties(asking[place][2].params) for place in penalised]),
+            np.array(blocked, dtype=np.int64).T if blocked else None,
+            _group(packet, random, [self._draw_numbers(asking[place][2], asking[place][1]) for place in random]),
+            tuple(slot.params.logprobs for _, _, slot in asking),
+            rows,
+        )
 
-    def _adjust(self, logits: Tensor, states: Sequence[_SlotState], draws: Sequence[Draw]) -> Tensor:
-        """Penalties and blocked ends; rows that have neither keep their logits."""
-        changed = logits
-        for row, (state, draw) in enumerate(zip(states, draws, strict=True)):
-            blocked = state.blocked_ids if draw.index + 1 < state.params.min_tokens else []
-            if state.counts is None and not blocked:
-                continue
-            if changed is logits:
-                changed = logits.clone()
-            if state.counts is not None:
-                changed[row] = _penalise(changed[row], state.counts, state.params)
-            if blocked:
-                changed[row, torch.tensor(blocked, device=self._device)] = -torch.inf
-        return changed
+    def _draw_numbers(self, slot: _Slot, draw: Draw) -> list[float]:
+        params = slot.params
+        top_k = params.top_k or self._vocab_size
+        return [params.temperature, top_k, params.top_p, params.min_p, uniform(slot.seed, draw.index)]
 
-    def _draw(self, logits: Tensor, chosen: Sequence[tuple[SamplingParams, float]]) -> Tensor:
-        """logits [R, vocabulary] of the rows that are drawn at random -> tokens int64 [R]."""
-        params = [[p.temperature, p.top_k or self._vocab_size, p.top_p, p.min_p, where] for p, where in chosen]
-        return self._ops.draw(logits, torch.tensor(params, dtype=torch.float64, device=self._device))
+    def apply(self, work: SamplingWork, packet: Packet, logits: Tensor, tokens: Tensor, last_tokens: Tensor) -> None:
+        """Replace the tokens of the rows that ask for more: in `tokens` int64 [D], and in `last_tokens` by slot.
 
-    def _logprobs(self, logits: Tensor, tokens: Tensor, states: Sequence[_SlotState]) -> list[TokenLogprob | None]:
+        logits float32 [D, vocabulary], which stay as they are.
+        """
+        rows, slots = packet.tensor(work.rows), packet.tensor(work.slots)
+        adjusted = logits[rows]
+        if work.penalised is not None:
+            places, numbers = _tensors(packet, work.penalised)
+            seen, counts = self._in_prompt[slots[places]], self._output_counts[slots[places]]
+            adjusted[places] = _penalise(adjusted[places], seen, counts, numbers.float())
+        if work.blocked is not None:
+            places, ids = to_device(work.blocked, self._device)
+            adjusted[places, ids] = -torch.inf
+        chosen = self._ops.argmax(adjusted)
+        if work.random is not None:
+            places, numbers = _tensors(packet, work.random)
+            chosen[places] = self._ops.draw(adjusted[places], numbers)
+        tokens[rows] = chosen
+        last_tokens[slots] = chosen
+        if work.penalised is not None:
+            places = packet.tensor(work.penalised.places)
+            said = slots[places] * self._vocab_size + chosen[places]
+            self._output_counts.view(-1).index_add_(0, said, torch.ones_like(said, dtype=torch.int32))
+
+    def logprobs(self, work: SamplingWork, packet: Packet, logits: Tensor, tokens: Tensor) -> PendingLogprobs | None:
         """Of the model's own distribution, before penalties and temperature; only for rows that ask."""
-        found: list[TokenLogprob | None] = [None] * len(states)
-        rows = [row for row, state in enumerate(states) if state.params.logprobs is not None]
-        if not rows:
-            return found
-        index = torch.tensor(rows, device=self._device)
+        asked = [(row, count) for row, count in zip(work.draws, work.logprobs, strict=True) if count is not None]
+        if not asked:
+            return None
+        rows, counts = zip(*asked, strict=True)
+        index = to_device(np.array(rows, dtype=np.int64), self._device)
         logprobs = logits[index].log_softmax(dim=-1)
-        own = logprobs.gather(1, tokens[index].unsqueeze(1)).squeeze(1).tolist()
-        most = max(states[row].params.logprobs or 0 for row in rows)
-        values, ids = logprobs.topk(most, dim=-1)
-        for n, (row, top_values, top_ids) in enumerate(zip(rows, values.tolist(), ids.tolist(), strict=True)):
-            count = states[row].params.logprobs or 0
-            top = tuple(zip(top_ids[:count], top_values[:count], strict=True))
-            found[row] = TokenLogprob(int(tokens[row]), own[n], top)
-        return found
+        own = logprobs.gather(1, tokens[index].unsqueeze(1)).squeeze(1)
+        values, ids = logprobs.topk(max(counts), dim=-1)
+        return PendingLogprobs(rows, counts, to_host(own), to_host(values), to_host(ids))
 
 
-def _penalise(logits: Tensor, counts: Tensor, params: SamplingParams) -> Tensor:
-    """Repetition (CTRL, Keskar et al. 2019: of prompt and output), frequency and presence (OpenAI: of the output)."""
-    seen = (counts.sum(dim=0) > 0).to(logits.dtype)
-    factor = 1.0 + seen * (params.repetition_penalty - 1.0)
+def _group(packet: Packet, places: list[int], numbers: list[list[float]]) -> Group | None:
+    if not places:
+        return None
+    return Group(packet.append(np.array(places, dtype=np.int64)), packet.append(np.array(numbers, dtype=np.float64)))
+
+
+def _tensors(packet: Packet, group: Group) -> tuple[Tensor, Tensor]:
+    return packet.tensor(group.places), packet.tensor(group.numbers)
+
+
+def _penalties(params: SamplingParams) -> list[float]:
+    return [params.repetition_penalty, params.presence_penalty, params.frequency_penalty]
+
+
+def _penalise(logits: Tensor, in_prompt: Tensor, output_counts: Tensor, numbers: Tensor) -> Tensor:
+    """Repetition (CTRL, Keskar et al. 2019: of prompt and output), presence and frequency (OpenAI: of the output).
+
+    logits, in_prompt, output_counts [n, vocabulary]; numbers [n, 3].
+    """
+    repetition, presence, frequency = (number.unsqueeze(1) for number in numbers.unbind(1))
+    said = output_counts > 0
+    factor = torch.where(in_prompt | said, repetition, 1.0)
     penalised = torch.where(logits > 0, logits / factor, logits * factor)
-    output = counts[1].to(logits.dtype)
-    return penalised - params.frequency_penalty * output - params.presence_penalty * (output > 0)
+    return penalised - frequency * output_counts - presence * said

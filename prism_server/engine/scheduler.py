@@ -77,7 +77,8 @@ class Scheduler:
     def num_uncached_tokens(self) -> int:
         """Prompt tokens that the running, the waiting and the parked still have to compute, as far as is known."""
         waiting = sum(sequence.uncached_estimate for sequence in (*self.waiting, *self.parked))
-        return waiting + sum(sequence.remaining_prefill for sequence in self.running)
+        running = (sequence for sequence in self.running if sequence.phase is not Phase.DECODE)
+        return waiting + sum(sequence.remaining_prefill for sequence in running)
 
     def take_feature_changes(self) -> tuple[list[ItemKey], list[ItemKey]]:
         """Items whose features were completed, and dropped, in the plans since the last call."""
@@ -189,12 +190,12 @@ class Scheduler:
             return
         end = sequence.num_planned + 1
         if self.try_grow(builder, sequence, end, may_preempt=True):
-            builder.add_rows(sequence, end, draws=True)
+            builder.add_decode(sequence)
 
     def plan_chunk(self, builder: PlanBuilder, budget: StepBudget, sequence: Sequence) -> None:
         """As many rows of a prefill as the budget, the pages and the encoder allow; the last one draws a token."""
         start, is_oldest = sequence.num_planned, sequence is self.oldest_runnable()
-        end = min(sequence.num_prefill, start + min(budget.chunk_tokens, self.limits.chunk_tokens or 1 << 30))
+        end = min(sequence.num_prefill, start + self._chunk_tokens(budget, sequence))
         if end <= start:
             return
         end = min(end, max(self._residency.rows_that_fit(sequence), start + is_oldest))
@@ -205,10 +206,18 @@ class Scheduler:
                 self._prefill.lose_pins(sequence)
             return
         end = self._prefill.plan_media(builder, budget, sequence, end)
+        end = min(end, start + budget.chunk_tokens)  # the encoder has taken its part of the step's time
         if sequence.wanted:
             sequence.phase = Phase.MEDIA
         if end > start:
             self._add_chunk(builder, budget, sequence, end)
+
+    def _chunk_tokens(self, budget: StepBudget, sequence: Sequence) -> int:
+        """Rows that the sequence's chunk may have; a cold one leaves room, up to half, for hot ones that wait."""
+        affordable = min(budget.chunk_tokens, self.limits.chunk_tokens or 1 << 30)
+        if affordable < 2 or not self.waiting:
+            return affordable
+        return affordable - min(self._admission.hot_tokens(sequence.remaining_prefill), affordable // 2)
 
     def _add_chunk(self, builder: PlanBuilder, budget: StepBudget, sequence: Sequence, end: int) -> None:
         start = sequence.num_planned
@@ -325,6 +334,7 @@ class Scheduler:
         self.counters["step_sequences"] += len(launched.rows)
         self.counters["step_microseconds"] += round(result.duration_ms * 1e3)
         self.counters["encode_microseconds"] += round(result.encode_ms * 1e3)
+        self.counters["eager_steps"] += result.eager
         self.cost.observe(launched.num_decodes, prefill_tokens, launched.patch_blocks, language_ms, result.encode_ms)
 
     # -- phases ------------------------------------------------------------------------------------------------------

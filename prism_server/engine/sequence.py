@@ -42,6 +42,8 @@ class Sequence:
     max_outputs: int
     """Tokens it may generate: the request's, cut to the context."""
 
+    prompt_tokens: int = field(init=False)
+    spans: tuple[MediaSpan, ...] = field(init=False, repr=False)
     phase: Phase = Phase.WAITING
     outputs: list[int] = field(default_factory=list)
     num_drawn: int = 0
@@ -62,6 +64,7 @@ class Sequence:
     keys: list[Digest] = field(init=False)
     """Keys of its full pages so far: the prompt's, then those of decoded pages."""
     boundaries: list[Boundary] = field(init=False)
+    last_boundary_rows: int = field(init=False)
     incarnation: int = 0
     """Raised whenever it leaves the device, so that results of older plans are told apart and dropped."""
     last_step: int = 0
@@ -98,21 +101,20 @@ class Sequence:
     """Tokens that its client was told of."""
 
     def __post_init__(self) -> None:
-        self.keys = list(self.request.prompt.page_keys)
-        self.boundaries = list(self.request.prompt.boundaries)
+        prompt = self.request.prompt
+        self.prompt_tokens, self.spans = len(prompt), prompt.spans
+        self.keys = list(prompt.page_keys)
+        self.boundaries = list(prompt.boundaries)
+        self.last_boundary_rows = max((boundary.rows for boundary in self.boundaries), default=0)
 
-    @property
-    def prompt_tokens(self) -> int:
-        return len(self.request.prompt)
+    def add_boundary(self, boundary: Boundary) -> None:
+        self.boundaries.append(boundary)
+        self.last_boundary_rows = max(self.last_boundary_rows, boundary.rows)
 
     @property
     def num_known(self) -> int:
         """Rows whose ids the host knows."""
         return self.prompt_tokens + len(self.outputs)
-
-    @property
-    def spans(self) -> tuple[MediaSpan, ...]:
-        return self.request.prompt.spans
 
     @property
     def is_admitted(self) -> bool:
@@ -140,8 +142,7 @@ class Sequence:
         prompt = self.request.prompt
         if end <= self.prompt_tokens:
             return prompt.positions[:, start:end]
-        rows = np.arange(max(start, self.prompt_tokens), end, dtype=np.int32) + np.int32(prompt.delta)
-        later = np.broadcast_to(rows, (3, len(rows)))
+        later = text_positions(max(start, self.prompt_tokens) + prompt.delta, end + prompt.delta)
         return np.concatenate([prompt.positions[:, start:], later], axis=1) if start < self.prompt_tokens else later
 
     def missing_items(self) -> list[ItemFacts]:
@@ -160,3 +161,14 @@ class Sequence:
     def media_tokens_in(self, start: int, end: int) -> int:
         """Placeholder rows among rows [start, end)."""
         return sum(max(0, min(span.end, end) - max(span.start, start)) for span in self.spans)
+
+
+_counted = np.empty((3, 0), dtype=np.int32)
+
+
+def text_positions(start: int, end: int) -> npt.NDArray[np.int32]:
+    """int32 [3, end - start], read-only: start, start + 1, ... three times. A view: each decode row takes one."""
+    global _counted
+    if end > _counted.shape[1]:
+        _counted = np.broadcast_to(np.arange(2 * end, dtype=np.int32), (3, 2 * end))
+    return _counted[:, start:end]

@@ -14,7 +14,7 @@ from prism_server.identity.chains import (
     page_key,
 )
 from prism_server.identity.digest import KEY_VERSION, Digest, framed_digest
-from prism_server.identity.media import MediaOptions, content_id, layout_digest
+from prism_server.identity.media import MediaOptions, content_id, layout_digest, link_digest
 
 __all__ = [
     "KEY_VERSION",
@@ -28,6 +28,7 @@ __all__ = [
     "content_id",
     "framed_digest",
     "layout_digest",
+    "link_digest",
     "media_chain_keys",
     "namespace_digest",
     "page_key",

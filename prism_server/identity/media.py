@@ -27,6 +27,11 @@ def content_id(kind: str, data: bytes | memoryview) -> Digest:
     return framed_digest("content", (kind, data))
 
 
+def link_digest(url: str) -> Digest:
+    """Name of a link, until somebody has fetched it and knows the content. The text as the request spells it."""
+    return framed_digest("link", (url,))
+
+
 def layout_digest(kind: str, options: Mapping[str, Field]) -> Digest:
     """Identity of everything that turns the bytes into pixels and tokens: limits, patch, merge, background, sampling.
 

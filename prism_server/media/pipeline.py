@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
 from prism_server.errors import BadRequest, EngineFault
-from prism_server.identity import content_id
+from prism_server.identity import Digest, content_id
 from prism_server.media.cache import CacheStats, Materialised, PatchCache
 from prism_server.media.facts_table import FactsStats, FactsTable
 from prism_server.media.item import ItemFacts, ItemKey, MediaItem
@@ -19,6 +19,10 @@ from prism_server.media.processor_config import ImageProcessorConfig, load_image
 from prism_server.settings import MediaSettings
 
 MOST_DEFAULT_WORKERS = 8
+MOST_HASHING_THREADS = 4
+LEAST_PARALLEL_BYTES = 1 << 20
+"""Media of one request below this are hashed where they are: in half a millisecond, and a thread costs a tenth of it.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +56,8 @@ class MediaPipeline:
         self._closed = False
         num_workers = workers or min(os.cpu_count() or 1, MOST_DEFAULT_WORKERS)
         self._workers = ThreadPoolExecutor(num_workers, thread_name_prefix="prism-media")
+        num_hashers = min(os.cpu_count() or 1, MOST_HASHING_THREADS)  # its own threads: decoding must not delay it
+        self._hashers = ThreadPoolExecutor(num_hashers, thread_name_prefix="prism-hash")
 
     @classmethod
     def from_settings(cls, settings: MediaSettings, checkpoint: Path) -> MediaPipeline:
@@ -64,11 +70,27 @@ class MediaPipeline:
 
         A sound header is enough: bytes that are cut off later fail in `materialise`.
         """
-        kind = self._kind_of(item)
+        self._check(item)
+        return self._describe(item, content_id(item.kind, item.data))
+
+    def describe_all(self, items: Sequence[MediaItem]) -> list[ItemFacts]:
+        """The facts of one request's items, in order. Large ones are hashed side by side. Raises BadRequest."""
+        for item in items:
+            self._check(item)
+        hashed: Iterable[Digest] = map(_content_id_of, items)
+        if len(items) > 1 and sum(len(item.data) for item in items) >= LEAST_PARALLEL_BYTES:
+            hashed = self._hashers.map(_content_id_of, items)
+        return list(map(self._describe, items, hashed))
+
+    def _check(self, item: MediaItem) -> None:
+        self._kind_of(item)
         if not item.data:
             raise BadRequest("the medium is empty (0 bytes)", item.param)
         self.limits.check_item_bytes(len(item.data), item.param)
-        key = ItemKey(content_id(item.kind, item.data), kind.layout(item))
+
+    def _describe(self, item: MediaItem, content: Digest) -> ItemFacts:
+        kind = self._kind_of(item)
+        key = ItemKey(content, kind.layout(item))
         facts = self._facts.get(key)
         if facts is None:
             facts = kind.describe(item, key)
@@ -93,6 +115,7 @@ class MediaPipeline:
         """Finishes what runs, fails what is queued, ends the workers. Called once the engine has stopped asking."""
         self._closed = True
         self._workers.shutdown(wait=True, cancel_futures=True)
+        self._hashers.shutdown(wait=True)
 
     def _kind_of(self, item: MediaItem) -> MediaKind:
         kind = self._kinds.get(item.kind)
@@ -100,3 +123,7 @@ class MediaPipeline:
             known = ", ".join(self._kinds)
             raise BadRequest(f"media of kind {item.kind!r} are not served; known: {known}", item.param)
         return kind
+
+
+def _content_id_of(item: MediaItem) -> Digest:
+    return content_id(item.kind, item.data)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -12,13 +13,14 @@ from torch import Tensor
 
 from prism_server.errors import StartupError
 from prism_server.model.config import ModelConfig, TextConfig, VisionConfig, read_json
+from prism_server.model.ranges import StoredTensor, default_readers, read_tensors
 
 Tensors = dict[str, Tensor]
 Shape = tuple[int, ...]
 Progress = Callable[[int, int], None]
-"""Called with (loaded bytes, total bytes) after each tensor, bytes as they lie in the files."""
+"""Called from any thread, one call at a time, with (loaded bytes, total bytes), bytes as they lie in the files."""
 
-STORED_BYTES = {"BF16": 2, "F16": 2, "F32": 4}
+STORED_TYPES = {"BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32}
 """The types that released weights have; others (quantised ones) would need their own arithmetic."""
 INDEX_NAME = "model.safetensors.index.json"
 SINGLE_NAME = "model.safetensors"
@@ -38,27 +40,26 @@ def load_tensors(
     device: torch.device | str,
     dtype: torch.dtype,
     progress: Progress | None = None,
+    num_readers: int = 0,
 ) -> Tensors:
-    """Exactly the `expected` tensors, on `device` in `dtype`.
+    """Exactly the `expected` tensors, on `device` in `dtype`, read by `num_readers` threads (0: one a core, at most 8).
 
     Raises StartupError, naming the tensor, for one that is missing, not expected, of another shape or of a type that
     is not plain floating point; naming the file, for one that is missing or broken. A head that is stored although it
     is tied to the embedding is passed over.
     """
-    files = _files(directory)
-    total_bytes = _check(directory, files, expected)
-    tensors: Tensors = {}
+    stored = _checked(directory, expected)
+    total_bytes = sum(tensor.num_bytes for tensor in stored)
     loaded_bytes = 0
-    for file in files:
-        with _opened(file) as handle:
-            for name in handle.keys():  # noqa: SIM118 (a file handle, not a mapping)
-                if name not in expected:
-                    continue
-                stored = handle.get_tensor(name)
-                tensors[name] = stored.to(device=device, dtype=dtype)
-                loaded_bytes += stored.nbytes
-                if progress is not None:
-                    progress(loaded_bytes, total_bytes)
+
+    def on_bytes(num_bytes: int) -> None:
+        nonlocal loaded_bytes
+        loaded_bytes += num_bytes
+        if progress is not None:
+            progress(loaded_bytes, total_bytes)
+
+    tensors = {tensor.name: torch.empty(tensor.shape, dtype=dtype, device=device) for tensor in stored}
+    read_tensors(stored, tensors, num_readers or default_readers(), on_bytes)
     return tensors
 
 
@@ -76,45 +77,44 @@ def _files(directory: Path) -> list[Path]:
     return [directory / name for name in names]
 
 
-def _opened(file: Path) -> Any:
-    try:
-        return safe_open(file, framework="pt", device="cpu")
-    except SafetensorError as error:
-        raise StartupError(f"{file} is not a whole safetensors file: {error}") from error
-
-
-def _check(directory: Path, files: list[Path], expected: Mapping[str, Shape]) -> int:
-    """Compare the files' headers with `expected` before any weight is read; gives the bytes that will be."""
-    seen: set[str] = set()
-    total_bytes = 0
-    for name, stored_type, shape in _headers(files):
-        if name == "lm_head.weight" and name not in expected:
-            continue
-        if name not in expected:
-            raise StartupError(f"{directory} has a tensor that the model does not: {name}")
-        if name in seen:
-            raise StartupError(f"{directory} has tensor {name} twice")
-        if shape != expected[name]:
-            raise StartupError(
-                f"tensor {name} has shape {list(shape)}, the configuration asks for {list(expected[name])}"
-            )
-        if stored_type not in STORED_BYTES:
-            raise StartupError(f"tensor {name} has type {stored_type}; known: {', '.join(STORED_BYTES)}")
-        seen.add(name)
-        total_bytes += torch.Size(shape).numel() * STORED_BYTES[stored_type]
-    missing = sorted(set(expected) - seen)
+def _checked(directory: Path, expected: Mapping[str, Shape]) -> list[StoredTensor]:
+    """Every expected tensor as the files' headers have it, in the order of the files; no weight is read yet."""
+    found: dict[str, StoredTensor] = {}
+    for file in _files(directory):
+        for name, stored_type, shape, offset in _headers(file):
+            if name == "lm_head.weight" and name not in expected:
+                continue
+            if name not in expected:
+                raise StartupError(f"{directory} has a tensor that the model does not: {name}")
+            if name in found:
+                raise StartupError(f"{directory} has tensor {name} twice")
+            if shape != expected[name]:
+                raise StartupError(
+                    f"tensor {name} has shape {list(shape)}, the configuration asks for {list(expected[name])}"
+                )
+            if stored_type not in STORED_TYPES:
+                raise StartupError(f"tensor {name} has type {stored_type}; known: {', '.join(STORED_TYPES)}")
+            found[name] = StoredTensor(name, file, offset, STORED_TYPES[stored_type], shape)
+    missing = sorted(set(expected) - set(found))
     if missing:
         others = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
         raise StartupError(f"{directory} lacks tensor {missing[0]}{others}")
-    return total_bytes
+    return sorted(found.values(), key=lambda tensor: (tensor.file, tensor.offset))
 
 
-def _headers(files: list[Path]) -> Iterator[tuple[str, str, Shape]]:
-    for file in files:
-        with _opened(file) as handle:
-            for name in handle.keys():  # noqa: SIM118
-                part = handle.get_slice(name)
-                yield name, part.get_dtype(), tuple(part.get_shape())
+def _headers(file: Path) -> Iterator[tuple[str, str, Shape, int]]:
+    """(name, type, shape, offset in the file) of each tensor; the library has checked the whole layout before."""
+    try:
+        with safe_open(file, framework="pt", device="cpu"):
+            pass
+    except SafetensorError as error:
+        raise StartupError(f"{file} is not a whole safetensors file: {error}") from error
+    with file.open("rb") as handle:
+        header_bytes = int.from_bytes(handle.read(8), "little")
+        header: dict[str, Any] = json.loads(handle.read(header_bytes))
+    for name, facts in header.items():
+        if name != "__metadata__":
+            yield name, facts["dtype"], tuple(facts["shape"]), 8 + header_bytes + facts["data_offsets"][0]
 
 
 def _text_shapes(config: TextConfig) -> dict[str, Shape]:

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from prism_server.model.config import ModelConfig
 from prism_server.model.loader import Progress, Tensors, expected_shapes, load_tensors
+from prism_server.model.random_weights import random_tensors
 from prism_server.model.text import TextModel
 from prism_server.model.vision import VisionTower
 from prism_server.ops.interface import Ops
@@ -43,8 +44,24 @@ class Qwen3VL:
         ops: Ops,
         progress: Progress | None = None,
         pixel_table: Tensor | None = None,
+        num_readers: int = 0,
     ) -> Qwen3VL:
         """Read config.json and the safetensors files of `directory`; StartupError, in one line, if they do not fit."""
         config = ModelConfig.from_dir(directory)
-        weights = load_tensors(directory, expected_shapes(config), device, dtype, progress)
+        weights = load_tensors(directory, expected_shapes(config), device, dtype, progress, num_readers)
+        return cls(config, weights, ops, device, dtype, pixel_table)
+
+    @classmethod
+    def random(
+        cls,
+        directory: Path,
+        device: torch.device | str,
+        dtype: torch.dtype,
+        ops: Ops,
+        progress: Progress | None = None,
+        pixel_table: Tensor | None = None,
+    ) -> Qwen3VL:
+        """The shape that `directory`'s config.json describes, with random weights; no safetensors file is needed."""
+        config = ModelConfig.from_dir(directory)
+        weights = random_tensors(expected_shapes(config), device, dtype, progress=progress)
         return cls(config, weights, ops, device, dtype, pixel_table)

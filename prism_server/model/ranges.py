@@ -96,19 +96,21 @@ class _Work:
         device = next(iter(self._targets.values())).device
         ring = deque(_Buffer(device) for _ in range(BUFFERS_PER_READER))
         try:
-            while self._pieces:
-                piece = self._pieces.popleft()
+            while (piece := self._take()) is not None:
                 ring[0].pass_on(piece, self._targets[piece.stored.name])
                 ring.rotate(1)
                 with self._lock:
                     self._on_bytes(piece.num_bytes)
-        except IndexError:  # another reader took the last piece in between
-            pass
         except BaseException:
-            self._pieces.clear()
+            with self._lock:
+                self._pieces.clear()
             raise
         for buffer in ring:
             buffer.wait()
+
+    def _take(self) -> Piece | None:
+        with self._lock:
+            return self._pieces.popleft() if self._pieces else None
 
 
 class _Buffer:
@@ -118,8 +120,8 @@ class _Buffer:
         self._device = device
         is_cuda = device.type == "cuda"
         self._bytes = torch.empty(PIECE_BYTES, dtype=torch.uint8, pin_memory=is_cuda)
-        self._view = memoryview(self._bytes.numpy())
-        self._copied = torch.cuda.Event() if is_cuda else None
+        self._view = self._bytes.numpy().data
+        self._copied = torch.cuda.Event() if is_cuda else None  # type: ignore[no-untyped-call]
 
     def pass_on(self, piece: Piece, target: Tensor) -> None:
         """From the file to `target`, flat; on CUDA the copy may still be under way at the return."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from itertools import accumulate
 
 import torch
 from torch import Tensor
@@ -12,10 +11,12 @@ from torch.nn import functional as F
 
 from prism_server.model.config import VisionConfig
 from prism_server.model.loader import Tensors
-from prism_server.model.vision_grid import patch_positions, resample_table
+from prism_server.model.vision_grid import Frame, FrameTable
 from prism_server.ops.interface import Ops
 
 LAYER_NORM_EPS = 1e-6
+EMBEDDED_PATCHES = 8192
+"""Patches that are embedded at once: their look-up takes eight times the bytes of their pixels."""
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -40,11 +41,19 @@ class VisionState:
 
     grid: tuple[int, int, int]
     num_blocks: int
-    hidden: Tensor = field(repr=False)
-    cos: Tensor = field(repr=False)
-    sin: Tensor = field(repr=False)
+    pixels: Tensor | None = field(repr=False)
+    """uint8 [n, channels, frames, patch, patch], until the first block."""
+    hidden: Tensor | None = field(default=None, repr=False)
+    """[n, hidden] between the first block and the last."""
+    main: Tensor | None = field(default=None, repr=False)
+    """[num_tokens, out_hidden] after the last block."""
     deepstack: list[Tensor] = field(default_factory=list, repr=False)
     next_block: int = 0
+
+    @property
+    def num_patches(self) -> int:
+        t, h, w = self.grid
+        return t * h * w
 
     @property
     def done(self) -> bool:
@@ -52,7 +61,8 @@ class VisionState:
 
     @property
     def num_bytes(self) -> int:
-        return sum(tensor.nbytes for tensor in (self.hidden, self.cos, self.sin, *self.deepstack))
+        tensors = (self.pixels, self.hidden, self.main, *self.deepstack)
+        return sum(tensor.nbytes for tensor in tensors if tensor is not None)
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -124,12 +134,16 @@ class VisionTower:
         self._ops = ops
         if pixel_table is None:
             pixel_table = pixel_table_of([0.5] * config.in_channels, [0.5] * config.in_channels)
-        self._pixel_table = pixel_table.t().contiguous().to(device)  # [channels, 256]
         prefix = "model.visual."
         patch = Affine.take(tensors, prefix + "patch_embed.proj")
         # A convolution whose stride is its kernel is a product, and as one it is many times faster.
         self._patch = Affine(patch.weight.flatten(1), patch.bias)
         self._positions = tensors.pop(prefix + "pos_embed.weight")
+        self._pixel_table = pixel_table.t().to(device, self.dtype).flatten()  # [channels * 256]
+        self._first_of_channel = (torch.arange(config.in_channels, dtype=torch.int32, device=device) * 256).view(
+            -1, 1, 1, 1
+        )
+        self._frames = FrameTable(self._positions, config.merge_size, config.head_dim, config.rope_theta)
         self._blocks = [_take_block(tensors, f"{prefix}blocks.{i}.") for i in range(config.depth)]
         self._merger = Merger.take(tensors, prefix + "merger.")
         self._deepstack_mergers = {
@@ -146,9 +160,8 @@ class VisionTower:
         levels = 1 + len(self.config.deepstack_blocks)
         return num_tokens * levels * self.config.out_hidden_size * self.dtype.itemsize
 
-    @torch.inference_mode()
     def begin(self, pixels: Tensor, grid: tuple[int, int, int]) -> VisionState:
-        """Embed one item's patches: uint8 [n, channels, frames, patch, patch] in merge-block order, on any device.
+        """Take one item in: uint8 [n, channels, frames, patch, patch] in merge-block order, on any device.
 
         Of `frames` there are as many as a patch is deep, or one, which is then shown that often (pictures).
         """
@@ -156,24 +169,7 @@ class VisionTower:
         t, h, w = grid
         if pixels.shape[0] != t * h * w or h % config.merge_size or w % config.merge_size:
             raise ValueError(f"{pixels.shape[0]} patches do not fill a grid of {grid} by {config.merge_size}")
-        device = self._positions.device
-        values = torch.stack(
-            [self._pixel_table[c][pixels[:, c].to(device).int()] for c in range(config.in_channels)], dim=1
-        )
-        values = values.expand(-1, -1, config.temporal_patch_size, -1, -1).flatten(1).to(self.dtype)
-        hidden = self._ops.linear(values, self._patch.weight, self._patch.bias)
-        hidden += resample_table(self._positions, h, w, config.merge_size).repeat(t, 1)
-        places = patch_positions(h, w, config.merge_size, device).repeat(t, 1)
-        cos, sin = self._angles(places)
-        return VisionState(grid, len(self._blocks), hidden, cos, sin)
-
-    def _angles(self, places: Tensor) -> tuple[Tensor, Tensor]:
-        """Axial rotation: row number turns the first half of the frequencies, column number the second."""
-        quarter = self.config.head_dim // 4
-        exponents = torch.arange(quarter, dtype=torch.float32, device=places.device) / quarter
-        frequencies = 1.0 / (self.config.rope_theta**exponents)
-        angles = (places.float().unsqueeze(2) * frequencies).flatten(1)  # [n, head_dim / 2]
-        return angles.cos(), angles.sin()
+        return VisionState(grid, len(self._blocks), pixels)
 
     @torch.inference_mode()
     def advance(self, states: VisionState | Sequence[VisionState], num_blocks: int) -> None:
@@ -183,45 +179,77 @@ class VisionTower:
             raise ValueError(f"items at blocks {[state.next_block for state in items]} cannot advance together")
         first = items[0].next_block
         last = min(first + num_blocks, len(self._blocks))
-        hidden = torch.cat([state.hidden for state in items])
-        cos = torch.cat([state.cos for state in items])
-        sin = torch.cat([state.sin for state in items])
-        segments = [h * w for t, h, w in (state.grid for state in items) for _ in range(t)]
-        num_patches = [state.hidden.shape[0] for state in items]
+        if first == last:
+            return
+        frames = [self._frames.get(h, w) for t, h, w in (state.grid for state in items) for _ in range(t)]
+        hidden = self._hidden(items, frames)
+        cos, sin = torch.cat([frame.cos for frame in frames]), torch.cat([frame.sin for frame in frames])
+        segments = [frame.num_patches for frame in frames]
+        num_patches = [state.num_patches for state in items]
+        num_tokens = [patches // self.config.merge_size**2 for patches in num_patches]
         for index in range(first, last):
             hidden = self._run_block(self._blocks[index], hidden, cos, sin, segments)
             if index in self._deepstack_mergers:
                 level = self._deepstack_mergers[index](hidden, self._ops)
-                num_tokens = [patches // self.config.merge_size**2 for patches in num_patches]
                 for state, part in zip(items, _parts(level, num_tokens), strict=True):
                     state.deepstack.append(part)
-        for state, part in zip(items, _parts(hidden, num_patches), strict=True):
-            state.hidden = part
+        ended = last == len(self._blocks)
+        rows = _parts(self._merger(hidden, self._ops), num_tokens) if ended else _parts(hidden, num_patches)
+        for state, part in zip(items, rows, strict=True):
+            state.main, state.hidden = (part, None) if ended else (None, part)
             state.next_block = last
 
     @torch.inference_mode()
     def finish(self, state: VisionState) -> Features:
         """The features of an item that has passed every block."""
-        if not state.done:
+        if state.main is None:
             raise ValueError(f"finish after {state.next_block} of {state.num_blocks} blocks")
-        return Features(self._merger(state.hidden, self._ops), tuple(state.deepstack))
+        return Features(state.main, tuple(state.deepstack))
+
+    def _hidden(self, items: Sequence[VisionState], frames: Sequence[Frame]) -> Tensor:
+        """The items' hidden states side by side, [n, hidden]; new items are embedded first."""
+        kept = [state.hidden for state in items if state.hidden is not None]
+        if kept:
+            return torch.cat(kept)
+        hidden = self._embed([state.pixels for state in items if state.pixels is not None])
+        for state in items:
+            state.pixels = None
+        return hidden.add_(torch.cat([frame.places for frame in frames]))
+
+    def _embed(self, pixels: Sequence[Tensor]) -> Tensor:
+        """Patches of several items to [n, hidden], a bounded number at a time."""
+        device, depth = self._positions.device, self.config.temporal_patch_size
+        shown = [part.to(device, non_blocking=True) for part in pixels]
+        if len({part.shape[2] for part in shown}) > 1:  # pictures beside clips
+            shown = [part.expand(-1, -1, depth, -1, -1) for part in shown]
+        whole = torch.cat(shown)
+        starts = range(0, whole.shape[0], EMBEDDED_PATCHES)
+        rows = [self._embed_rows(whole[start : start + EMBEDDED_PATCHES]) for start in starts]
+        return rows[0] if len(rows) == 1 else torch.cat(rows)
+
+    def _embed_rows(self, pixels: Tensor) -> Tensor:
+        values = self._pixel_table[pixels.int() + self._first_of_channel]
+        values = values.expand(-1, -1, self.config.temporal_patch_size, -1, -1).flatten(1)
+        return self._ops.linear(values, self._patch.weight, self._patch.bias)
 
     def _run_block(self, block: Block, hidden: Tensor, cos: Tensor, sin: Tensor, segments: list[int]) -> Tensor:
         ops, heads = self._ops, self.config.num_heads
         qkv = ops.linear(block.norm1.norm(hidden), block.qkv.weight, block.qkv.bias)
-        q, k, v = qkv.view(hidden.shape[0], 3, heads, -1).unbind(1)
-        q, k = ops.rotate(q, cos, sin), ops.rotate(k, cos, sin)
+        per_head = qkv.view(hidden.shape[0], 3 * heads, -1)
+        rotated, v = ops.rotate(per_head[:, : 2 * heads], cos, sin), per_head[:, 2 * heads :]
+        q, k = rotated[:, :heads], rotated[:, heads:]
         attended = ops.segment_attention(q, k, v, segments, self.config.head_dim**-0.5).flatten(1)
         hidden = hidden + ops.linear(attended, block.proj.weight, block.proj.bias)
         inner = F.gelu(ops.linear(block.norm2.norm(hidden), block.fc1.weight, block.fc1.bias), approximate="tanh")
         return hidden + ops.linear(inner, block.fc2.weight, block.fc2.bias)
 
 
-def _parts(whole: Tensor, sizes: Sequence[int]) -> list[Tensor]:
+def _parts(whole: Tensor, sizes: Sequence[int]) -> Sequence[Tensor]:
     """Rows cut by `sizes`, each with memory of its own: a part that is kept must not keep its neighbours."""
     if len(sizes) == 1:
         return [whole]
-    return [part.clone() for part in torch.tensor_split(whole, list(accumulate(sizes))[:-1])]
+    parts: list[Tensor] = torch.split_with_sizes_copy(whole, list(sizes))  # type: ignore[func-returns-value,assignment]
+    return parts
 
 
 def _take_block(tensors: Tensors, prefix: str) -> Block:

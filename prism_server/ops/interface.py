@@ -88,6 +88,8 @@ class Ops(ABC):
     """
 
     name: str
+    supports_graphs: bool = False
+    """Whether a step of padded batches can be captured in a CUDA graph: nothing in it looks at host integers."""
 
     def reserve(self, max_rows: int, max_sequences: int, max_context_tokens: int) -> None:  # noqa: B027
         """Called once, before the first step: make what is needed for the largest step without a later allocation."""

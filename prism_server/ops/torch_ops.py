@@ -98,12 +98,16 @@ class TorchOps(Ops):
         q, k, v = heads.tensor_split((heads.shape[1] - 2 * kv_heads, heads.shape[1] - kv_heads), dim=1)
         q = self.rotate(rms_norm(q, q_norm, eps), cos, sin)
         k = self.rotate(rms_norm(k, k_norm, eps), cos, sin)
-        kv.store(layer, k, v, batch.page_index, batch.slot_index)
+        pages, slots = batch.page_index, batch.slot_index
+        if batch.host_query_starts is None:  # rows of padding are stored nowhere
+            k, v, pages, slots = (part[batch.page_index >= 0] for part in (k, v, pages, slots))
+        kv.store(layer, k, v, pages, slots)
         return q
 
     def paged_attention(self, q: Tensor, kv: PagedKV, layer: int, batch: AttentionBatch, scale: float) -> Tensor:
         num_rows, heads, head_dim = q.shape
-        out = torch.empty((num_rows, heads * head_dim), dtype=q.dtype, device=q.device)
+        make = torch.zeros if batch.host_query_starts is None else torch.empty  # rows of padding are in no group
+        out = make((num_rows, heads * head_dim), dtype=q.dtype, device=q.device)
         for group in self._groups(batch, kv.layout.page_tokens):
             k, v = (kv.gather(layer, side, group.tables, group.filled) for side in (0, 1))
             queries = q[group.rows].float().view(-1, group.query_len, heads, head_dim)
@@ -142,14 +146,16 @@ def swiglu(gate_up: Tensor) -> Tensor:
 
 def _group(batch: AttentionBatch, page_tokens: int) -> list[_Group]:
     starts, contexts = batch.host_query_starts, batch.host_context_lengths
-    if starts is None or contexts is None:
-        raise ValueError("plain torch attends to exact batches only, and this one was made for a graph")
+    if starts is None or contexts is None:  # padded, as for a graph: read from the device, which this backend may
+        starts, contexts = tuple(batch.query_starts.tolist()), tuple(batch.context_lengths.tolist())
     members: dict[tuple[int, int], list[int]] = defaultdict(list)
     lengths = [end - begin for begin, end in pairwise(starts)]
     for sequence, (query_len, context) in enumerate(zip(lengths, contexts, strict=True)):
         members[query_len, -(-context // page_tokens)].append(sequence)
     groups = []
     for (query_len, num_pages), sequences in members.items():
+        if query_len == 0:
+            continue
         stride = max(1, MAX_GROUP_ROWS // (num_pages * page_tokens))
         for i in range(0, len(sequences), stride):
             part = sequences[i : i + stride]

@@ -19,15 +19,23 @@ class IncrementalDetokeniser:
         self._tokenizer = tokenizer
         self._skipped = tokenizer.special_ids if skip_special else frozenset[int]()
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._is_inside_character = False
 
     def push(self, token_id: int) -> str:
         """Text that this token completes, often the token's own, sometimes none."""
         if token_id in self._skipped:
             return ""
-        return self._decoder.decode(self._tokenizer.token_bytes(token_id))
+        if not self._is_inside_character:
+            text = self._tokenizer.token_text(token_id)
+            if text is not None:
+                return text
+        text = self._decoder.decode(self._tokenizer.token_bytes(token_id))
+        self._is_inside_character = bool(self._decoder.getstate()[0])
+        return text
 
     def flush(self) -> str:
         """U+FFFD when the last character was never completed, else nothing. The detokeniser is as new afterwards."""
+        self._is_inside_character = False
         return self._decoder.decode(b"", final=True)
 
 
@@ -91,6 +99,7 @@ class SampleText:
     def __init__(self, tokenizer: Tokenizer, stops: Sequence[str] = (), skip_special: bool = True) -> None:
         self._detokeniser = IncrementalDetokeniser(tokenizer, skip_special)
         self._matcher = StopMatcher(stops)
+        self._has_stops = bool(stops)
 
     def push(self, token_ids: Iterable[int], match_stops: bool = True) -> tuple[str, str | None]:
         """Text that is ready, and the stop string that has matched, if one has. Later tokens then add nothing.
@@ -98,7 +107,7 @@ class SampleText:
         Tokens that are pushed without `match_stops` (below a request's `min_tokens`) begin no stop string.
         """
         text = "".join(map(self._detokeniser.push, token_ids))
-        if not match_stops:
+        if not match_stops or not self._has_stops:
             return text, None
         return self._matcher.push(text), self._matcher.matched
 

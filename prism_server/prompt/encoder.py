@@ -11,9 +11,9 @@ import numpy.typing as npt
 from prism_server.errors import BadRequest
 from prism_server.identity import Digest, cache_seed, media_chain_keys
 from prism_server.media.item import ItemFacts, MediaItem
+from prism_server.media.messages import MediaContent, Message, chain_parts
 from prism_server.prompt.encoded import EncodedPrompt
-from prism_server.prompt.keys import PageChain, boundaries, chain_parts
-from prism_server.prompt.messages import MediaContent, Message
+from prism_server.prompt.keys import PageChain, boundaries
 from prism_server.prompt.placeholders import Rows, Run, assign, expand, num_rows
 from prism_server.prompt.positions import mrope_positions
 from prism_server.prompt.template import ChatTemplate, Piece, check_unicode
@@ -59,7 +59,8 @@ class PromptEncoder:
         order = assign(runs, contents, self.tokenizer.media_tokens.kind_of_pad)
         self._check_length(num_rows(runs, order, contents, facts), "messages")
         seed = cache_seed(self.namespace, cache_salt)
-        keys = media_chain_keys(seed, chain_parts(messages, facts, media))
+        content_ids, options = [item.key.content_id for item in facts], [item.options for item in media]
+        keys = media_chain_keys(seed, chain_parts(messages, content_ids, options))
         return self._prompt(expand(runs, order, contents, facts, self.tokenizer.media_tokens), seed, keys)
 
     def encode_text(

@@ -7,10 +7,8 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 import numpy.typing as npt
 
-from prism_server.identity import ChainPart, Digest, MediaPart, PageSpan, TextPart, page_key
-from prism_server.media.item import ItemFacts, MediaItem
+from prism_server.identity import Digest, PageSpan, page_key
 from prism_server.prompt.encoded import Boundary, MediaSpan
-from prism_server.prompt.messages import Message, TextContent
 
 
 def page_spans(spans: Iterable[MediaSpan], start: int, end: int) -> list[PageSpan]:
@@ -65,17 +63,3 @@ def boundaries(chain: PageChain, spans: Sequence[MediaSpan], media_keys: Sequenc
     return tuple(
         Boundary(span.close, chain.boundary_key(span.close), key) for span, key in zip(spans, media_keys, strict=True)
     )
-
-
-def chain_parts(messages: Sequence[Message], facts: Sequence[ItemFacts], media: Sequence[MediaItem]) -> list[ChainPart]:
-    """What the messages say, in their order, as the media chain takes it."""
-    parts: list[ChainPart] = []
-    for message in messages:
-        for part in message.parts:
-            if isinstance(part, TextContent):
-                parts.append(TextPart(message.role, part.text))
-            else:
-                item = media[part.media_index]
-                content = facts[part.media_index].key.content_id
-                parts.append(MediaPart(message.role, part.kind, content, item.options))
-    return parts

@@ -10,8 +10,8 @@ import numpy.typing as npt
 
 from prism_server.errors import BadRequest
 from prism_server.media.item import ItemFacts
+from prism_server.media.messages import MediaContent
 from prism_server.prompt.encoded import MediaSpan
-from prism_server.prompt.messages import MediaContent
 from prism_server.prompt.tokenizer import MediaTokens
 
 Run = npt.NDArray[np.int32] | int

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import lru_cache
 
 import numpy as np
 import numpy.typing as npt
@@ -21,6 +22,16 @@ def merged_grid(facts: ItemFacts) -> tuple[int, int]:
     return h // merge, w // merge
 
 
+@lru_cache(maxsize=256)
+def frame_cells(height: int, width: int) -> npt.NDArray[np.int32]:
+    """int32 [3, height * width], read-only: where the cells of a frame stand that starts at 0, row by row."""
+    cells = np.zeros((3, height * width), dtype=np.int32)
+    cells[1] = np.repeat(np.arange(height, dtype=np.int32), width)
+    cells[2] = np.tile(np.arange(width, dtype=np.int32), height)
+    cells.setflags(write=False)
+    return cells
+
+
 def mrope_positions(num_tokens: int, spans: Sequence[MediaSpan]) -> tuple[npt.NDArray[np.int32], int]:
     """Positions int32 [3, num_tokens] (time, height, width), and what to add to a later row's index to get its own.
 
@@ -36,9 +47,7 @@ def mrope_positions(num_tokens: int, spans: Sequence[MediaSpan]) -> tuple[npt.ND
             raise ValueError(f"not a frame of {height} x {width} after row {row}: {span}")
         start = position + span.start - row
         positions[:, row : span.start] = np.arange(position, start, dtype=np.int32)
-        positions[0, span.start : span.end] = start
-        positions[1, span.start : span.end] = start + np.repeat(np.arange(height, dtype=np.int32), width)
-        positions[2, span.start : span.end] = start + np.tile(np.arange(width, dtype=np.int32), height)
+        np.add(frame_cells(height, width), start, out=positions[:, span.start : span.end])
         row, position = span.end, start + max(height, width)
     end = position + num_tokens - row
     positions[:, row:] = np.arange(position, end, dtype=np.int32)

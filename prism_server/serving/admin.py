@@ -35,7 +35,7 @@ def admin_router(services: Services, drain: Callable[[], None]) -> APIRouter:
 
     @internal.get("/cache")
     async def cache(request: Request) -> Response:
-        """What the caches gained and lost since (`epoch`, `cursor`); a snapshot where that says nothing."""
+        """What the caches gained and lost since (`epoch`, `cursor`), a snapshot where that says nothing; and the load."""
         epoch, cursor = request.query_params.get("epoch"), request.query_params.get("cursor")
         if cursor is not None and not (cursor.isascii() and cursor.isdigit()):
             raise BadRequest("cursor must be a number that an earlier answer gave", param="cursor")
@@ -45,7 +45,7 @@ def admin_router(services: Services, drain: Callable[[], None]) -> APIRouter:
             for name in ("chains_added", "chains_evicted", "features_added", "features_evicted")
         }
         place = {"epoch": news.epoch, "cursor": news.cursor, "snapshot": news.snapshot}
-        return json_response(_identity(services) | place | keys)
+        return json_response(_identity(services) | place | keys | {"load": _capacity(services)})
 
     @internal.post("/drain")
     async def start_draining() -> Response:
@@ -89,6 +89,8 @@ def _capacity(services: Services) -> dict[str, object]:
         "cached_idle_pages": stats.evictable_pages_now,
         "running": stats.running_now,
         "waiting": stats.waiting_now,
+        "uncached_tokens": stats.uncached_tokens_now,
+        "encoder_queue": stats.encoder_queue_now,
         "inside": life.inside,
         "max_running": settings.max_running_sequences,
         "max_waiting": settings.max_waiting_requests,

@@ -19,6 +19,7 @@ from prism_server.serving.http_errors import error_response, install_error_handl
 from prism_server.serving.native_api import generate
 from prism_server.serving.openai_api import chat_completions, completions, models_router
 from prism_server.serving.services import Services
+from prism_server.serving.sse import RAW_SEND
 
 REQUEST_ID = "x-request-id"
 MAX_REQUEST_ID_CHARACTERS = 128
@@ -35,6 +36,7 @@ class Front:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
+        scope[RAW_SEND] = send
         headers = Headers(scope=scope)
         request_id = _request_id(headers.get(REQUEST_ID))
 

@@ -12,8 +12,8 @@ from starlette.types import Receive
 from prism_server.errors import BadRequest
 
 
-async def read_body(request: Request, max_bytes: int) -> list[bytes]:
-    """The whole body, in the chunks that came: joining 100 MB is not for the event loop.
+async def read_body(request: Request, max_bytes: int) -> bytearray:
+    """The whole body, put together as it comes: joining 100 MB at its end would hold up the event loop.
 
     A declared length beyond `max_bytes` is a 413 before a byte is read, an undeclared one as soon as it shows.
     Raises starlette's `ClientDisconnect` if the client goes away half-way.
@@ -21,14 +21,12 @@ async def read_body(request: Request, max_bytes: int) -> list[bytes]:
     declared = request.headers.get("content-length", "")
     if declared.isdigit() and int(declared) > max_bytes:
         raise _too_large(max_bytes)
-    chunks: list[bytes] = []
-    num_bytes = 0
+    body = bytearray()
     async for chunk in request.stream():
-        num_bytes += len(chunk)
-        if num_bytes > max_bytes:
+        if len(body) + len(chunk) > max_bytes:
             raise _too_large(max_bytes)
-        chunks.append(chunk)
-    return chunks
+        body += chunk
+    return body
 
 
 def _too_large(max_bytes: int) -> BadRequest:

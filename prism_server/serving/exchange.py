@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
@@ -11,14 +12,15 @@ from typing import Any, Protocol, TypeVar
 from starlette.requests import ClientDisconnect, Request
 from starlette.types import Receive, Scope, Send
 
-from prism_server.engine.messages import Accepted, Event, GenerateRequest
-from prism_server.errors import PrismError
+from prism_server.engine.messages import Accepted, Event, GenerateRequest, Usage
+from prism_server.errors import BadRequest, PrismError
 from prism_server.serving.answers import Collected, Sample
 from prism_server.serving.client import read_body, until_client_leaves
+from prism_server.serving.early_media import EarlyMedia, take_media_out
 from prism_server.serving.http_errors import json_response, refusal_reason
 from prism_server.serving.schema import Fields, parse_body
 from prism_server.serving.services import Running, Services
-from prism_server.serving.sse import event_stream
+from prism_server.serving.sse import event_stream, raw_send
 
 Result = TypeVar("Result")
 
@@ -41,55 +43,84 @@ class Exchange:
 
     services: Services
     running: Running
-    body: Sequence[bytes] = field(repr=False)
+    body: bytearray = field(repr=False)
     scope: Scope = field(repr=False)
     receive: Receive = field(repr=False)
     send: Send = field(repr=False)
     arrival_s: float = 0.0
+    reuse: dict[str, str] | None = None
+    """Headers of a collected answer."""
 
     async def in_worker(self, work: Callable[[], Result]) -> Result:
         """Runs blocking `work` in the preparation threads. A cancelled wait leaves the thread to finish alone."""
         return await asyncio.get_running_loop().run_in_executor(self.services.workers, work)
 
-    def parse(self, kind: type[Fields]) -> Fields:
-        """The body as fields of `kind`; unknown ones are counted. Blocking, once. Raises BadRequest."""
-        parsed = parse_body(b"".join(self.body), kind)
-        self.body = ()  # tens of megabytes that nobody needs while the answer streams
+    def read(self, kind: type[Fields], build: Callable[[Fields, EarlyMedia], Result]) -> Result:
+        """What `build` makes of the body's fields; unknown ones are counted. Blocking, once. Raises BadRequest.
+
+        Media are taken out first. If that leaves anything unread, or anything is wrong, the whole body is read again
+        as it came: what it says is then said about the client's own words.
+        """
+        body, self.body = self.body, bytearray()  # tens of megabytes that nobody needs while the answer streams
+        json, early = take_media_out(body, self.running.engine.media.limits)
+        if early.bytes_of:
+            with contextlib.suppress(BadRequest):
+                parsed = parse_body(json, kind)
+                built = build(parsed.fields, early)
+                if early.all_taken:
+                    self.services.metrics.unknown_fields(parsed.unknown)
+                    return built
+        parsed = parse_body(body, kind)
         self.services.metrics.unknown_fields(parsed.unknown)
-        return parsed.fields
+        return build(parsed.fields, EarlyMedia())
 
     async def collect(self, request: GenerateRequest) -> Collected:
         """Runs the request to its end. Raises its error."""
         collected = Collected([Sample() for _ in range(request.params.n)])
         with self.running.dispatcher.run(request) as events:
-            async for event in events:
-                collected.take(event)
+            async for batch in events:
+                for event in batch:
+                    collected.take(event)
+        self.reuse = reuse_headers(collected.usage)
         return collected
 
     async def send_json(self, body: Any) -> None:
-        await json_response(body)(self.scope, self.receive, self.send)
+        await json_response(body, headers=self.reuse)(self.scope, self.receive, self.send)
 
     async def send_stream(self, request: GenerateRequest, writer: StreamWriter) -> None:
         """Streams the answer. Nothing is sent before the engine shows that it can answer (its first token): whatever
         goes wrong until then, half a JPEG included, is an ordinary HTTP error."""
         with self.running.dispatcher.run(request) as run:
-            events = aiter(run)
-            held = await _until_first_result(events)
-            async with event_stream(self.send) as send:
+            batches = aiter(run)
+            held = await _until_first_result(batches)
+            async with event_stream(self.send, raw_send(self.scope), _reuse_of(held)) as send:
                 try:
                     await send(b"".join(map(writer.frames, held)))
-                    async for event in events:
-                        await send(writer.frames(event))
+                    async for batch in batches:
+                        await send(b"".join(map(writer.frames, batch)))
                 except PrismError as error:
                     self.services.metrics.refused(refusal_reason(error))
                     await send(writer.failure(error))
 
 
-async def _until_first_result(events: AsyncIterator[Event]) -> list[Event]:
+def reuse_headers(usage: Usage) -> dict[str, str]:
+    """What routers count as real hits: known before the first byte, whatever form the answer has."""
+    return {
+        "x-prism-cached-tokens": str(usage.cached_tokens),
+        "x-prism-prompt-tokens": str(usage.prompt_tokens),
+    }
+
+
+def _reuse_of(held: Sequence[Event]) -> list[tuple[bytes, bytes]]:
+    accepted = (event.usage for event in held if isinstance(event, Accepted))
+    return [(name.encode(), value.encode()) for usage in accepted for name, value in reuse_headers(usage).items()]
+
+
+async def _until_first_result(batches: AsyncIterator[list[Event]]) -> list[Event]:
     held: list[Event] = []
-    async for event in events:
-        held.append(event)
-        if not isinstance(event, Accepted):
+    async for batch in batches:
+        held += batch
+        if not all(isinstance(event, Accepted) for event in batch):
             break
     return held
 
@@ -108,7 +139,7 @@ class Answering:
         services = self._services
         arrival_s = time.monotonic()
         with services.lifecycle.request():
-            exchange = Exchange(services, services.running(), (), scope, receive, send, arrival_s)
+            exchange = Exchange(services, services.running(), bytearray(), scope, receive, send, arrival_s)
             try:  # the exchange alone holds the body, so that it can let go of it
                 exchange.body = await read_body(Request(scope, receive), services.settings.http.max_body_bytes)
             except ClientDisconnect:

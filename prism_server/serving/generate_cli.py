@@ -22,7 +22,7 @@ from prism_server.engine.messages import (
 )
 from prism_server.errors import BadRequest, StartupError
 from prism_server.media.item import MediaItem
-from prism_server.prompt.messages import MediaContent, Message, TextContent
+from prism_server.media.messages import MediaContent, Message, TextContent
 from prism_server.serving.answers import Collected, Sample
 from prism_server.serving.native_api import whole_answer
 from prism_server.settings_cli import add_setting_arguments, settings_from

@@ -8,13 +8,16 @@ from __future__ import annotations
 
 import re
 import time
+from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict
+from itertools import accumulate
 from typing import TYPE_CHECKING
 
-from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client import CollectorRegistry, Counter, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
+from prometheus_client.utils import floatToGoString
 
 from prism_server.engine.messages import Event, GenerateRequest, RequestFinished, SampleFinished, TokenDelta
 
@@ -32,6 +35,7 @@ ENGINE_COUNTERS = {
     "encoded_media_tokens": "tokens made by the vision tower",
     "swapped_in_pages": "pages brought back from the host",
     "swapped_out_pages": "pages moved to the host",
+    "eager_steps": "engine steps whose language rows ran outside a captured graph",
 }
 """Counters of the engine with names of their own, there from the start; all are also `prism_engine_*`."""
 
@@ -67,8 +71,10 @@ class Metrics:
     def _counter(self, name: str, text: str, *labels: str) -> Counter:
         return Counter(f"prism_{name}", text, labels, registry=self.registry)
 
-    def _histogram(self, name: str, text: str, buckets: Sequence[float]) -> Histogram:
-        return Histogram(f"prism_{name}", text, buckets=buckets, registry=self.registry)
+    def _histogram(self, name: str, text: str, buckets: Sequence[float]) -> TimeHistogram:
+        histogram = TimeHistogram(f"prism_{name}", text, buckets)
+        self.registry.register(histogram)
+        return histogram
 
     def expose(self) -> bytes:
         """The Prometheus text format."""
@@ -95,6 +101,25 @@ class Metrics:
         self.registry.register(EngineCollector(engine))
 
 
+class TimeHistogram(Collector):
+    """A histogram that one thread, the event loop's, feeds and reads: every token of every stream is observed, and the
+    library's own, with its locks, costs ten times as much."""
+
+    def __init__(self, name: str, text: str, bounds_s: Sequence[float]) -> None:
+        self._name, self._text, self._bounds_s = name, text, bounds_s
+        self._counts = [0] * (len(bounds_s) + 1)
+        self._sum_s = 0.0
+
+    def observe(self, time_s: float) -> None:
+        self._counts[bisect_left(self._bounds_s, time_s)] += 1
+        self._sum_s += time_s
+
+    def collect(self) -> Iterator[Metric]:
+        at_most = zip((*map(floatToGoString, self._bounds_s), "+Inf"), accumulate(self._counts), strict=True)
+        buckets = [(bound, float(count)) for bound, count in at_most]
+        yield HistogramMetricFamily(self._name, self._text, buckets, self._sum_s)
+
+
 class RequestClock:
     """Turns the events of one request into observations."""
 
@@ -107,8 +132,9 @@ class RequestClock:
 
     def observe(self, event: Event) -> None:
         match event:
-            case TokenDelta(sample=sample, token_ids=(_, *_)):  # without ids: text that was held back
-                self._token(sample, time.monotonic())
+            case TokenDelta():
+                if event.token_ids:  # without ids: text that was held back
+                    self._token(event.sample, time.monotonic())
             case SampleFinished(reason=reason):
                 self._metrics.finished.labels(reason).inc()
             case RequestFinished():
@@ -182,6 +208,7 @@ class EngineCollector(Collector):
         )
         for name, text, value in gauges:
             yield GaugeMetricFamily(f"prism_{name}", text, value)
+        yield _cache_info(stats.page_tokens, stats.total_pages)
         yield CounterMetricFamily("prism_steps", "engine steps", stats.steps)
         for name, text in ENGINE_COUNTERS.items():
             yield CounterMetricFamily(f"prism_{name}", text, stats.counters.get(name, 0))
@@ -195,3 +222,11 @@ class EngineCollector(Collector):
                     yield GaugeMetricFamily(f"prism_{prefix}_{name.removesuffix('_now')}", text, count)
                 else:
                     yield CounterMetricFamily(f"prism_{prefix}_{name}", text, count)
+
+
+def _cache_info(page_tokens: int, total_pages: int) -> Metric:
+    """What an endpoint picker of the Gateway API's inference extension reads the cache's size from, where it takes
+    labels only (model server protocol, BlockSize and NumGPUBlocks)."""
+    info = GaugeMetricFamily("prism_cache_config_info", "the paged cache", labels=["block_size", "num_gpu_blocks"])
+    info.add_metric([str(page_tokens), str(total_pages)], 1)
+    return info

@@ -20,6 +20,7 @@ from prism_server.engine.messages import (
 )
 from prism_server.errors import PrismError
 from prism_server.serving.answers import Collected, Sample, cost_fields
+from prism_server.serving.early_media import EarlyMedia
 from prism_server.serving.exchange import Exchange
 from prism_server.serving.http_errors import error_object
 from prism_server.serving.schema import GenerateBody
@@ -31,16 +32,15 @@ DEFAULT_TEMPERATURE = 0.0
 async def generate(exchange: Exchange) -> None:
     """`POST /v1/generate`."""
 
-    def prepare() -> tuple[bool, GenerateRequest]:
-        fields = exchange.parse(GenerateBody)
+    def build(fields: GenerateBody, early: EarlyMedia) -> tuple[bool, GenerateRequest]:
         preparer, arrival_s = exchange.running.preparer, exchange.arrival_s
         streams = fields.stream is not False
         if fields.messages is not None:
-            return streams, preparer.chat(fields, fields.messages, DEFAULT_TEMPERATURE, arrival_s)
+            return streams, preparer.chat(fields, fields.messages, early, DEFAULT_TEMPERATURE, arrival_s)
         assert fields.prompt is not None  # GenerateBody allows exactly one of the two
         return streams, preparer.text(fields, fields.prompt, DEFAULT_TEMPERATURE, arrival_s)
 
-    streams, request = await exchange.in_worker(prepare)
+    streams, request = await exchange.in_worker(lambda: exchange.read(GenerateBody, build))
     if streams:
         await exchange.send_stream(request, NativeStream(request))
     else:

@@ -11,6 +11,7 @@ from starlette.responses import Response
 from prism_server.engine.messages import GenerateRequest
 from prism_server.errors import BadRequest
 from prism_server.prompt.tokenizer import Tokenizer
+from prism_server.serving.early_media import EarlyMedia
 from prism_server.serving.exchange import Exchange
 from prism_server.serving.http_errors import json_response
 from prism_server.serving.openai_format import AnswerFormat, ChatFormat, CompletionFormat, OpenAIStream
@@ -24,13 +25,12 @@ DEFAULT_TEMPERATURE = 1.0
 async def chat_completions(exchange: Exchange) -> None:
     """`POST /v1/chat/completions`."""
 
-    def prepare() -> tuple[Delivery, GenerateRequest]:
-        fields = exchange.parse(ChatRequest)
+    def build(fields: ChatRequest, early: EarlyMedia) -> tuple[Delivery, GenerateRequest]:
         preparer = exchange.running.preparer
-        request = preparer.chat(fields, fields.messages, DEFAULT_TEMPERATURE, exchange.arrival_s)
+        request = preparer.chat(fields, fields.messages, early, DEFAULT_TEMPERATURE, exchange.arrival_s)
         return Delivery.asked_for(fields), request
 
-    delivery, request = await exchange.in_worker(prepare)
+    delivery, request = await exchange.in_worker(lambda: exchange.read(ChatRequest, build))
     form = ChatFormat(f"chatcmpl-{request.request_id}", *_facts(exchange, request))
     await _answer(exchange, delivery, request, form)
 
@@ -38,13 +38,12 @@ async def chat_completions(exchange: Exchange) -> None:
 async def completions(exchange: Exchange) -> None:
     """`POST /v1/completions`."""
 
-    def prepare() -> tuple[Delivery, GenerateRequest]:
-        fields = exchange.parse(CompletionRequest)
+    def build(fields: CompletionRequest, _: EarlyMedia) -> tuple[Delivery, GenerateRequest]:
         preparer = exchange.running.preparer
         request = preparer.text(fields, fields.one_prompt(), DEFAULT_TEMPERATURE, exchange.arrival_s)
         return Delivery.asked_for(fields), request
 
-    delivery, request = await exchange.in_worker(prepare)
+    delivery, request = await exchange.in_worker(lambda: exchange.read(CompletionRequest, build))
     form = CompletionFormat(f"cmpl-{request.request_id}", *_facts(exchange, request))
     await _answer(exchange, delivery, request, form)
 

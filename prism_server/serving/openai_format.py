@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import secrets
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
+
+import msgspec
 
 from prism_server.engine.messages import (
     Event,
@@ -172,11 +175,17 @@ class OpenAIStream:
         self._head = form.head(form.chunk_name)
         self._include_usage = include_usage
         self._lengths: dict[int, int] = {}
+        self._around_text: dict[int, tuple[bytes, bytes]] = {}
+        """By sample: the bytes before and after the text of a chunk that has nothing else of its own."""
 
     def frames(self, event: Event) -> bytes:
         match event:
-            case TokenDelta():
-                return b"".join(map(self._chunk, self._delta_choices(event)))
+            case TokenDelta(sample=i, text=text):
+                around = self._around_text.get(i)
+                if around is None or not text or event.logprobs:
+                    return b"".join(map(self._chunk, self._delta_choices(event)))
+                self._lengths[i] += len(text)
+                return around[0] + msgspec.json.encode(text) + around[1]
             case SampleFinished(sample=i):
                 return b"".join(map(self._chunk, (*self._openings(i), self._form.closing(event))))
             case RequestFinished(usage=usage, timings=timings):
@@ -199,6 +208,15 @@ class OpenAIStream:
         if event.text or event.logprobs:  # else part of a character, or text that may begin a stop string
             yield self._form.delta(event, self._lengths[event.sample])
             self._lengths[event.sample] += len(event.text)
+            if not event.logprobs:
+                self._around_text[event.sample] = self._split_chunk(event.sample)
+
+    def _split_chunk(self, index: int) -> tuple[bytes, bytes]:
+        """A chunk of sample `index`, cut at the place of its text."""
+        mark = secrets.token_hex(16)
+        event = TokenDelta("", index, (), mark)
+        before, _, after = self._chunk(self._form.delta(event, 0)).partition(msgspec.json.encode(mark))
+        return before, after
 
     def _chunk(self, choice: Json) -> bytes:
         return frame({**self._head, "choices": [choice], **({"usage": None} if self._include_usage else {})})

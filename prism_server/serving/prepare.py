@@ -12,6 +12,7 @@ from prism_server.engine.messages import GenerateRequest, SamplingParams
 from prism_server.errors import BadRequest
 from prism_server.media.item import MediaItem
 from prism_server.prompt.encoded import EncodedPrompt
+from prism_server.serving.early_media import EarlyMedia
 from prism_server.serving.request_parts import read_messages
 from prism_server.serving.schema import GenerationFields
 from prism_server.settings import ServerSettings
@@ -28,13 +29,18 @@ class Preparer:
     settings: ServerSettings
 
     def chat(
-        self, fields: GenerationFields, messages: Sequence[Any], default_temperature: float, arrival_s: float
+        self,
+        fields: GenerationFields,
+        messages: Sequence[Any],
+        early: EarlyMedia,
+        default_temperature: float,
+        arrival_s: float,
     ) -> GenerateRequest:
-        """A conversation with its media."""
+        """A conversation with its media, of which `early` ones have left the messages already."""
         self._check_model(fields)
         params = self._sampling(fields, default_temperature)  # refused before the costly part
-        read = read_messages(messages, self.engine.media.limits)
-        facts = [self.engine.media.describe(item) for item in read.media]
+        read = read_messages(messages, self.engine.media.limits, early)
+        facts = self.engine.media.describe_all(read.media)
         prompt = self.engine.prompts.encode_chat(read.messages, facts, read.media, fields.cache_salt)
         return self._request(fields, prompt, read.media, params, arrival_s, "messages")
 

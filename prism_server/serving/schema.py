@@ -175,7 +175,7 @@ class Parsed(Generic[Fields]):
     """Top-level names that no rule knows."""
 
 
-def parse_body(body: bytes, kind: type[Fields]) -> Parsed[Fields]:
+def parse_body(body: bytes | bytearray, kind: type[Fields]) -> Parsed[Fields]:
     """JSON to fields. BadRequest names the field: not JSON, not an object, a wrong type, something not supported."""
     try:
         document = msgspec.json.decode(body)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from prism_server.errors import EngineFault
 from prism_server.serving.app import admin_app, api_app
 from prism_server.serving.http_errors import NotReady
+from prism_server.serving.interpreter import set_loaded_objects_aside
 from prism_server.serving.lifecycle import Lifecycle
 from prism_server.serving.listeners import bind, listening, url_of
 from prism_server.serving.services import Services
@@ -69,6 +70,7 @@ async def _load_and_serve(services: Services, stop: StopSignal) -> int:
     if engine is None:
         return 0
     services.attach(engine)
+    set_loaded_objects_aside()
     info = engine.info
     print(
         f"prism-serve: ready after {services.lifecycle.ready_after_s:.1f} s: {info.model_name} on {info.device}, "

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 from typing import Any
 
 import msgspec
-from starlette.types import Send
+from starlette.types import Scope, Send
 
 HEADERS = (
     (b"content-type", b"text/event-stream; charset=utf-8"),
     (b"cache-control", b"no-cache"),
     (b"x-accel-buffering", b"no"),  # nginx would hold the stream back
 )
+RAW_SEND = "prism.raw_send"
+"""Where the outermost layer leaves the server's own `send` in the scope."""
 DONE_FRAME = b"data: [DONE]\n\n"
 
 
@@ -21,6 +23,13 @@ def frame(data: Any, event: str | None = None) -> bytes:
     """One event. JSON has no raw line break, so a single `data:` line holds it."""
     head = b"" if event is None else b"event: " + event.encode() + b"\n"
     return head + b"data: " + msgspec.json.encode(data) + b"\n\n"
+
+
+def raw_send(scope: Scope) -> Send | None:
+    """The server's own `send`, past the layers of the application: they care about an answer's start only, and cost
+    more than the frame itself."""
+    send: Send | None = scope.get(RAW_SEND)
+    return send
 
 
 class EventSender:
@@ -35,8 +44,13 @@ class EventSender:
 
 
 @asynccontextmanager
-async def event_stream(send: Send) -> AsyncIterator[EventSender]:
-    """An open event-stream response for the length of the block; it ends properly only if the block does."""
-    await send({"type": "http.response.start", "status": 200, "headers": list(HEADERS)})
-    yield EventSender(send)
+async def event_stream(
+    send: Send, raw: Send | None = None, headers: Iterable[tuple[bytes, bytes]] = ()
+) -> AsyncIterator[EventSender]:
+    """An open event-stream response for the length of the block; it ends properly only if the block does.
+
+    It starts and ends through `send`; what is between goes through `raw` where there is one.
+    """
+    await send({"type": "http.response.start", "status": 200, "headers": [*HEADERS, *headers]})
+    yield EventSender(raw or send)
     await send({"type": "http.response.body", "body": b"", "more_body": False})

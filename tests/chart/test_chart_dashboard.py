@@ -1,13 +1,14 @@
-"""The dashboard asks for series that the engine server and the operator have."""
+"""The dashboard, and the page for endpoint pickers, ask for series that engines, routers and the operator have."""
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 from dataclasses import dataclass
 
 import yaml
-from chart_support import CHART, Chart, of_kind
+from chart_support import CHART, ROOT, Chart, of_kind
 from prometheus_client import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -16,6 +17,10 @@ from prism_server.engine.messages import EngineStats
 from prism_server.media.cache import CacheStats
 from prism_server.media.facts_table import FactsStats
 from prism_server.media.pipeline import MediaStats
+from prism_server.router.discovery_static import StaticDiscovery
+from prism_server.router.gauges import read_gauges
+from prism_server.router.services import Services
+from prism_server.router.settings import DiscoverySettings, RouterSettings
 from prism_server.serving.metrics import Metrics
 
 DASHBOARD = json.loads((CHART / "files" / "dashboard.json").read_text())
@@ -37,13 +42,29 @@ class IdleEngine:
         return EngineStats()
 
 
-def exposed() -> set[str]:
-    """Names of all samples, `_bucket` and `_total` included."""
+def engines_text() -> str:
+    """What an engine exposes."""
     metrics = Metrics()
     metrics.watch_engine(IdleEngine())  # type: ignore[arg-type]
-    text = metrics.expose() + generate_latest(OperatorMetrics().registry)
+    return metrics.expose().decode()
+
+
+async def routers_text() -> str:
+    """What a router exposes that has found no pod yet."""
+    settings = RouterSettings(discovery=DiscoverySettings(backends="http://engine"))
+    services = Services(settings, StaticDiscovery([]))
+    services.metrics.watch(lambda: read_gauges(services))
+    try:
+        return services.metrics.expose().decode()
+    finally:
+        services.close()
+
+
+def exposed() -> set[str]:
+    """Names of all samples, `_bucket` and `_total` included."""
+    text = engines_text() + asyncio.run(routers_text()) + generate_latest(OperatorMetrics().registry).decode()
     found = set()
-    for family in text_string_to_metric_families(text.decode()):
+    for family in text_string_to_metric_families(text):
         suffixes = {"counter": ("_total",), "histogram": ("_bucket", "_sum", "_count")}.get(family.type, ("",))
         found |= {family.name + suffix for suffix in suffixes}
     return found
@@ -55,6 +76,20 @@ def test_every_series_of_the_dashboard_is_exposed() -> None:
     asked = {name for text in expressions for name in re.findall(r"\bprism_\w+", text)}
     assert len(asked) > 25
     assert asked <= exposed()
+
+
+def test_an_endpoint_picker_finds_the_gauges_that_the_page_tells_it_of() -> None:
+    """The model server protocol of the Gateway API's inference extension."""
+    page = (ROOT / "docs" / "kubernetes.md").read_text().split("\n## Gateways\n")[1].split("\n## ")[0]
+    gauges = {
+        family.name: family for family in text_string_to_metric_families(engines_text()) if family.type == "gauge"
+    }
+    named = set(re.findall(r"\bprism_\w+", page))
+    assert len(named) == 6
+    assert named <= gauges.keys()
+    [info] = gauges["prism_cache_config_info"].samples
+    stats = EngineStats()
+    assert info.labels == {"block_size": str(stats.page_tokens), "num_gpu_blocks": str(stats.total_pages)}
 
 
 def test_panels_are_apart_and_narrowed_to_the_chosen_pods() -> None:

@@ -8,6 +8,10 @@ import pytest
 from chart_support import Chart, Object, of_kind
 
 from prism_operator.api import CHILD_KINDS
+from prism_operator.children.accounts import router_identity
+from prism_operator.deployment import Deployment
+
+DEMO: Object = {"model": {"source": {"demo": {}}}}
 
 SCOPES: list[Object] = [{"scope": "cluster"}, {"scope": "namespace"}]
 
@@ -57,6 +61,7 @@ def test_the_operator_may_write_its_children_and_nothing_else(chart: Chart, valu
         *(("", "pods", verb) for verb in (*read, "delete")),
         ("", "pods/eviction", "create"),
         *(("apps", "controllerrevisions", verb) for verb in read),
+        *(("discovery.k8s.io", "endpointslices", verb) for verb in read),
         *(("", "events", verb) for verb in ("get", "list", "create")),
         *(("", "secrets", verb) for verb in ("create", "patch")),
     }
@@ -64,6 +69,15 @@ def test_the_operator_may_write_its_children_and_nothing_else(chart: Chart, valu
         others |= {("", "nodes", verb) for verb in read}
         others.add(("apiextensions.k8s.io", "customresourcedefinitions", "get"))
     assert grants([role]) == children | others
+
+
+@pytest.mark.parametrize("values", SCOPES, ids=["cluster", "namespace"])
+def test_the_operator_has_what_it_gives_to_routers(chart: Chart, values: Object) -> None:
+    """The API server refuses a Role with more."""
+    who = Deployment.from_object({"metadata": {"name": "d", "namespace": "n", "uid": "u"}, "spec": DEMO})
+    given = grants([body for body in router_identity(who) if body["kind"] == "Role"])
+    assert given
+    assert given <= grants(of_kind(chart.render(values), "Role", "ClusterRole"))
 
 
 def test_the_lease_and_the_key_are_the_operators_own(chart: Chart) -> None:

@@ -11,10 +11,11 @@ import yaml
 from chart_support import CHART, Chart, HelmError, Object, of_kind, only, operator_container, pod_specs, violations
 
 from prism_operator.children import names
+from prism_operator.children.policies import router_policy
 from prism_operator.cli import parse
 from prism_operator.crd.__main__ import crd_yaml
 from prism_operator.crd.spec import PrismDeploymentSpec
-from prism_operator.deployment import MANAGED_BY
+from prism_operator.deployment import MANAGED_BY, Deployment
 from prism_operator.options import OperatorOptions
 
 CLUSTER_KINDS = {"ClusterRole", "ClusterRoleBinding", "CustomResourceDefinition"}
@@ -157,6 +158,17 @@ def test_the_defaults_of_the_chart_are_the_operators_own(chart: Chart) -> None:
     assert options == OperatorOptions()
 
 
+def test_routers_may_go_to_the_api_server_where_the_operator_may(chart: Chart) -> None:
+    values = {"networkPolicy": {"apiServer": {"ports": [8443, 6443], "cidrs": ["10.0.0.1/32", "10.0.0.2/32"]}}}
+    options, _ = parse(operator_container(chart.render(values))["args"])
+    who = Deployment.from_object(
+        {"metadata": {"name": "d", "namespace": "n", "uid": "u"}, "spec": {"model": {"source": {"demo": {}}}}}
+    )
+    _, routers, _ = router_policy(who, options)["spec"]["egress"]
+    _, operator, _ = only(chart.render(values), "NetworkPolicy")["spec"]["egress"]
+    assert routers == operator
+
+
 def test_ports_of_the_pod_are_those_of_the_flags(chart: Chart) -> None:
     container = operator_container(chart.render())
     options, _ = parse(container["args"])
@@ -182,6 +194,7 @@ def test_images_are_the_values_alone(chart: Chart) -> None:
             "operator": {"repository": "op", "digest": digest},
             "server": {"repository": "srv", "tag": "8"},
             "serverCPU": {"repository": "cpu"},
+            "router": {"repository": "rtr", "tag": "9"},
         },
     }
     objects = chart.render(values)
@@ -189,6 +202,7 @@ def test_images_are_the_values_alone(chart: Chart) -> None:
     operator = f"registry.example.com/ml/op@{digest}"
     assert flags["engine-image"] == "registry.example.com/ml/srv:8"
     assert flags["cpu-image"] == "registry.example.com/ml/cpu:7"
+    assert flags["router-image"] == "registry.example.com/ml/rtr:9"
     assert flags["loader-image"] == operator
     assert {container["image"] for _, pod in pod_specs(objects) for container in pod["containers"]} == {operator}
 

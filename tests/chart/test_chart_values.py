@@ -42,7 +42,7 @@ OTHER: dict[str, Any] = {
     "image.pullSecrets": [{"name": "pull"}],
     **{
         f"images.{image}.{key}": value
-        for image in ("operator", "server", "serverCPU")
+        for image in ("operator", "server", "serverCPU", "router")
         for key, value in (("repository", "other"), ("tag", "3"), ("digest", DIGEST))
     },
     "operator.class": "blue",

@@ -44,13 +44,13 @@ def final_stage(recipe: Path) -> list[str]:
 
 
 def test_there_is_a_recipe_for_every_image_of_the_chart() -> None:
-    assert [recipe.parent.name for recipe in RECIPES] == ["operator", "server", "server-cpu"]
+    assert [recipe.parent.name for recipe in RECIPES] == ["operator", "router", "server", "server-cpu"]
     values = (CHART / "values.yaml").read_text()
     assert set(re.findall(r"repository: (\S+)", values)) == {f"prism-{recipe.parent.name}" for recipe in RECIPES}
     assert f'appVersion: "{PROJECT["version"]}"' in (CHART / "Chart.yaml").read_text()
 
 
-@pytest.mark.parametrize("extra", ["engine", "operator"])
+@pytest.mark.parametrize("extra", ["engine", "operator", "router"])
 def test_everything_direct_is_pinned_within_its_range(extra: str) -> None:
     direct = requirements(extra)
     assert direct
@@ -58,11 +58,12 @@ def test_everything_direct_is_pinned_within_its_range(extra: str) -> None:
         assert PINS[canonicalize_name(requirement.name)] in requirement.specifier
 
 
-def test_the_operators_image_needs_no_torch() -> None:
-    names = {canonicalize_name(requirement.name) for requirement in requirements("operator")}
-    assert "kopf" in names
-    assert not names & {"torch", "triton", "tokenizers", "safetensors"}
-    [recipe] = [recipe for recipe in RECIPES if recipe.parent.name == "operator"]
+@pytest.mark.parametrize(("name", "needs"), [("operator", "kopf"), ("router", "httptools")])
+def test_neither_the_operators_nor_the_routers_image_needs_torch(name: str, needs: str) -> None:
+    names = {canonicalize_name(requirement.name) for requirement in requirements(name)}
+    assert needs in names
+    assert not names & {"torch", "triton", "tokenizers", "safetensors", "transformers"}
+    [recipe] = [recipe for recipe in RECIPES if recipe.parent.name == name]
     assert "torch" not in " ".join(instructions(recipe))
 
 

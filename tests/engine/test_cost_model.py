@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from prism_server.engine.cost_model import MIN_CHUNK_TOKENS, CostModel
+import pytest
+
+from prism_server.engine.cost_model import MIN_CHUNK_TOKENS, SHORT_CHUNK_TOKENS, CostModel
 
 MAX_TOKENS = 4096
 
@@ -56,3 +58,16 @@ def test_nothing_known_yet_means_nothing_is_held_back() -> None:
     budget = CostModel(20.0, MAX_TOKENS).budget(4)
     assert budget.chunk_tokens == MAX_TOKENS - 4
     assert budget.take_blocks(1024, 6) == 6
+
+
+def test_a_short_chunk_hides_behind_the_weights_and_may_raise_the_estimate_but_not_lower_it() -> None:
+    model = learned(ms_per_token=0.02)
+    for _ in range(50):
+        model.observe(8, SHORT_CHUNK_TOKENS - 1, 0, 5.1, 0.0)
+    assert model.ms_per_token == pytest.approx(0.02, rel=1e-4)
+    for _ in range(50):
+        model.observe(8, SHORT_CHUNK_TOKENS - 1, 0, 5.0 + (SHORT_CHUNK_TOKENS - 1) * 0.03, 0.0)
+    assert model.ms_per_token == pytest.approx(0.03, rel=1e-4)
+    for _ in range(50):
+        model.observe(8, SHORT_CHUNK_TOKENS, 0, 5.0 + SHORT_CHUNK_TOKENS * 0.025, 0.0)
+    assert model.ms_per_token == pytest.approx(0.025, rel=1e-4)

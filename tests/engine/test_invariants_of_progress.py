@@ -155,6 +155,18 @@ def test_an_item_that_is_shown_twice_in_one_prompt_is_prepared_and_encoded_once(
     assert (sequence.decoded_items, sequence.encoded_items, sequence.prefilled_media_tokens) == (1, 1, 8)
 
 
+def test_a_cold_prefill_that_runs_already_leaves_room_in_the_same_step_for_a_hot_newcomer() -> None:
+    world = make_world(items=(4,), num_pages=64, page_tokens=4, max_running=4, max_step_tokens=8)
+    ask(world, ["ab", 0, "c"])
+    (cold,) = world.add(world.make_request(["e" * 40], max_tokens=1, ignore_eos=True)) or []
+    world.step()
+    before = cold.num_planned
+    (hot,) = world.add(world.make_request(["ab", 0, "d"], max_tokens=1, ignore_eos=True)) or []
+    world.step()
+    assert hot.num_planned == hot.prompt_tokens
+    assert cold.num_planned > before, "and goes on itself"
+
+
 def test_a_hot_suffix_is_packed_into_a_step_before_a_cold_chunk_and_nobody_starves() -> None:
     world = make_world(items=(4,), num_pages=64, page_tokens=4, max_running=8, chunk_tokens=4, max_step_tokens=8)
     ask(world, ["ab", 0, "c"])

@@ -192,9 +192,9 @@ def held_by(driver: Driver) -> dict[str, int]:
     return {
         "answers": len(driver.engine._owner._answers),
         "launched": scheduler.num_launched,
-        "staged": len(runner._staged) + scheduler.desk.num_staged + scheduler.desk.num_pending,
-        "encoding": len(runner._encoding),
-        "features without bookkeeping": sum(not scheduler.features.holds(key) for key in runner._features),
+        "staged": len(runner.encoder.staged) + scheduler.desk.num_staged + scheduler.desk.num_pending,
+        "encoding": len(runner.encoder.encoding),
+        "features without bookkeeping": sum(not scheduler.features.holds(key) for key in runner.encoder.features),
         "led keys": len(scheduler.in_flight._leaders),
         "counters": len(scheduler.counters),
     }

@@ -11,7 +11,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from prism_server.engine.messages import SamplingParams
+from prism_server.engine.messages import SamplingParams, TokenLogprob
+from prism_server.engine.packet import Packet
 from prism_server.engine.plan import SlotStart
 from prism_server.engine.sampler import Draw, Sampler, uniform
 from prism_server.ops.torch_ops import TorchOps
@@ -19,23 +20,42 @@ from prism_server.ops.torch_ops import TorchOps
 LOGITS = [1.5, 2.0, 1.5, 0.5, 0.0, -1.0, -3.0, -30.0]
 NUM_DRAWS = 4000
 EOS = 7
+NUM_SLOTS = 8
 
 
 def sampler_of(
     params: Sequence[SamplingParams], prompt: Sequence[int] = (), output: Sequence[int] = (), vocab_size: int = 8
 ) -> Sampler:
     """One slot for each of `params`, with its number as the seed."""
-    sampler = Sampler(vocab_size, torch.device("cpu"), [EOS], TorchOps())
+    sampler = Sampler(vocab_size, torch.device("cpu"), [EOS], TorchOps(), NUM_SLOTS)
     for slot, one in enumerate(params):
         sampler.start(SlotStart(slot, one, slot, np.array(prompt, dtype=np.int32), tuple(output)))
     return sampler
+
+
+def sample(sampler: Sampler, logits: Tensor, draws: Sequence[Draw]) -> tuple[Tensor, list[TokenLogprob | None]]:
+    """As a step does it: the likeliest tokens are there, and the rows that ask for more are changed."""
+    packet = Packet(torch.zeros(1 << 14, dtype=torch.int64))
+    packet.begin(0)
+    work = sampler.prepare(draws, packet)
+    packet.send()
+    tokens, last_tokens = logits.argmax(dim=-1), torch.zeros(NUM_SLOTS, dtype=torch.int64)
+    last_tokens[[draw.slot for draw in draws]] = tokens
+    pending = None
+    if work is not None:
+        sampler.apply(work, packet, logits, tokens, last_tokens)
+        pending = sampler.logprobs(work, packet, logits, tokens)
+    found = {} if pending is None else pending.read(tokens.tolist())
+    if len({draw.slot for draw in draws}) == len(draws):
+        assert last_tokens[[draw.slot for draw in draws]].tolist() == tokens.tolist()
+    return tokens, [found.get(row) for row in range(len(draws))]
 
 
 def draw_many(**options: Any) -> Tensor:
     """Counts of NUM_DRAWS draws from LOGITS: of one sequence, draw after draw."""
     sampler = sampler_of([SamplingParams(max_tokens=1, **options)])
     logits = torch.tensor([LOGITS]).expand(100, -1)
-    tokens = [sampler.sample(logits, [Draw(0, i + n) for n in range(100)])[0] for i in range(0, NUM_DRAWS, 100)]
+    tokens = [sample(sampler, logits, [Draw(0, i + n) for n in range(100)])[0] for i in range(0, NUM_DRAWS, 100)]
     return torch.cat(tokens).bincount(minlength=len(LOGITS))
 
 
@@ -119,11 +139,11 @@ def test_what_a_row_draws_does_not_depend_on_its_batch() -> None:
     logits = torch.randn((20, len(params), len(LOGITS)), generator=torch.Generator().manual_seed(1))
     together = sampler_of(params, prompt=[0, 1])
     draws = [[Draw(slot, step) for slot in range(len(params))] for step in range(20)]
-    batched = torch.stack([together.sample(logits[step], draws[step])[0] for step in range(20)])
+    batched = torch.stack([sample(together, logits[step], draws[step])[0] for step in range(20)])
     for slot in range(len(params)):
         alone = sampler_of(params, prompt=[0, 1])
         rows = logits[:, slot : slot + 1]
-        tokens = torch.cat([alone.sample(row, [Draw(slot, step)])[0] for step, row in enumerate(rows)])
+        tokens = torch.cat([sample(alone, row, [Draw(slot, step)])[0] for step, row in enumerate(rows)])
         assert torch.equal(tokens, batched[:, slot])
 
 
@@ -152,7 +172,7 @@ def test_penalties_are_their_formulas(options: dict[str, float]) -> None:
             value = logit / factor if logit > 0 else logit * factor
             value -= options.get("frequency_penalty", 0.0) * output.count(token)
             adjusted.append(value - options.get("presence_penalty", 0.0) * (token in output))
-        tokens, _ = sampler.sample(row.unsqueeze(0), [Draw(0, len(output))])
+        tokens, _ = sample(sampler, row.unsqueeze(0), [Draw(0, len(output))])
         assert int(tokens) == max(range(vocab_size), key=adjusted.__getitem__), step
         changed += int(tokens) != int(row.argmax())
         output.append(int(tokens))
@@ -170,7 +190,7 @@ def test_ends_are_blocked_below_min_tokens_and_not_after() -> None:
     sampler = sampler_of(params)
     logits = torch.arange(8.0).repeat(len(params), 1)  # 7, the end of the model, then 6
     for index, expected in ((0, [6, 5, 7, 6, 7]), (1, [6, 5, 7, 6, 7]), (2, [7, 7, 7, 7, 7])):
-        tokens, _ = sampler.sample(logits, [Draw(slot, index) for slot in range(len(params))])
+        tokens, _ = sample(sampler, logits, [Draw(slot, index) for slot in range(len(params))])
         assert tokens.tolist() == expected
     assert logits[0].tolist() == list(range(8))  # what the model said is not written over
 
@@ -182,7 +202,7 @@ def test_logprobs_are_the_models_own_before_penalties_and_temperature() -> None:
         SamplingParams(max_tokens=9, logprobs=0, repetition_penalty=5.0),
     ]
     sampler = sampler_of(params, prompt=[1], output=[1])
-    tokens, logprobs = sampler.sample(torch.tensor([LOGITS] * 3), [Draw(slot, 1) for slot in range(3)])
+    tokens, logprobs = sample(sampler, torch.tensor([LOGITS] * 3), [Draw(slot, 1) for slot in range(3)])
     expected = torch.tensor(LOGITS).log_softmax(0).tolist()
     first, none, last = logprobs
     assert none is None
@@ -200,6 +220,20 @@ def test_logprobs_are_the_models_own_before_penalties_and_temperature() -> None:
 def test_a_slot_forgets_who_had_it_before() -> None:
     sampler = sampler_of([SamplingParams(max_tokens=9, presence_penalty=2.0, min_tokens=9)], output=[1])
     logits = torch.tensor([LOGITS])
-    assert sampler.sample(logits, [Draw(0, 1)])[0].tolist() == [0]
+    assert sample(sampler, logits, [Draw(0, 1)])[0].tolist() == [0]
     sampler.start(SlotStart(0, SamplingParams(max_tokens=9), 0, np.array([0], dtype=np.int32)))
-    assert sampler.sample(logits, [Draw(0, 0)])[0].tolist() == [1]
+    assert sample(sampler, logits, [Draw(0, 0)])[0].tolist() == [1]
+
+
+def test_stop_ids_beyond_the_vocabulary_are_no_tokens_that_could_be_blocked() -> None:
+    params = SamplingParams(max_tokens=9, min_tokens=3, stop_token_ids=(6, 8, 1 << 40, -1))
+    tokens, _ = sample(sampler_of([params]), torch.arange(8.0).unsqueeze(0), [Draw(0, 0)])
+    assert tokens.tolist() == [5]
+
+
+def test_rows_that_want_the_likeliest_token_alone_cost_nothing() -> None:
+    params = [SamplingParams(max_tokens=9, min_tokens=2), SamplingParams(max_tokens=9, top_k=3, stop_token_ids=(1,))]
+    packet = Packet(torch.zeros(256, dtype=torch.int64))
+    packet.begin(0)
+    assert sampler_of(params).prepare([Draw(0, 1), Draw(1, 0)], packet) is None
+    assert packet.num_words == 0

@@ -235,3 +235,19 @@ def test_a_pipeline_is_made_from_settings_and_a_checkpoint(tmp_path: Path) -> No
 def test_media_never_import_torch() -> None:
     code = "import sys, prism_server.media.pipeline, prism_server.media.data_url; print('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "False\n"
+
+
+@pytest.mark.parametrize("threshold", [0, 1 << 30])
+def test_the_items_of_a_request_are_described_together_as_alone_and_the_first_fault_counts(
+    pipeline: MediaPipeline, monkeypatch: pytest.MonkeyPatch, threshold: int
+) -> None:
+    """Hashed side by side, or one after the other."""
+    monkeypatch.setattr("prism_server.media.pipeline.LEAST_PARALLEL_BYTES", threshold)
+    items = [item(encode(noise(96, 96, seed))) for seed in range(6)]
+    assert pipeline.describe_all(items) == [pipeline.describe(shown) for shown in items]
+    assert pipeline.describe_all([]) == []
+    broken = [replace(item(data), param=f"part {i}") for i, data in enumerate((b"no picture", b"", b"neither"))]
+    for faulty, param in ((items + broken[:1] + items, "part 0"), (items[:1] + broken[1:], "part 1")):
+        with pytest.raises(BadRequest) as refused:
+            pipeline.describe_all(faulty)
+        assert refused.value.param == param

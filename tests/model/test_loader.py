@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from prism_server.errors import StartupError
-from prism_server.model import ModelConfig, Qwen3VL
+from prism_server.model import ModelConfig, Qwen3VL, ranges
 from prism_server.model.loader import expected_shapes, load_tensors
 from prism_server.ops import make_ops
 
@@ -60,6 +60,51 @@ def test_the_models_take_every_tensor_out(single: Path) -> None:
     weights = load(single)
     Qwen3VL(ModelConfig.from_dir(single), weights, make_ops("torch", "cpu"), "cpu", torch.float32)
     assert not weights
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("stored", [torch.float32, torch.bfloat16, torch.float16])
+def test_many_readers_of_small_pieces_read_every_bit(
+    single: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stored: torch.dtype, dtype: torch.dtype
+) -> None:
+    monkeypatch.setattr(ranges, "PIECE_BYTES", 1000)  # no divisor of the rows
+    calls: list[tuple[int, int]] = []
+
+    def cast(weights: Weights) -> None:
+        weights.update({name: weight.to(stored) for name, weight in weights.items()})
+
+    directory = spoiled(single, tmp_path, cast)
+    expected = load_file(directory / "model.safetensors")
+    shapes = expected_shapes(ModelConfig.from_dir(directory))
+    loaded = load_tensors(directory, shapes, "cpu", dtype, lambda *call: calls.append(call), num_readers=5)
+    assert all(torch.equal(loaded[name], expected[name].to(dtype)) for name in expected)
+    total_bytes = sum(tensor.nbytes for tensor in expected.values())
+    assert [total for _, total in calls] == [total_bytes] * len(calls)
+    assert [done for done, _ in calls] == sorted({done for done, _ in calls})
+    assert calls[-1][0] == total_bytes
+    assert len(calls) > total_bytes // 1000
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_gpu_gets_the_same_bits_through_pinned_buffers(monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype) -> None:
+    shapes = expected_shapes(ModelConfig.from_dir(DEMO_CHECKPOINT))
+    on_cpu = load_tensors(DEMO_CHECKPOINT, shapes, "cpu", dtype)
+    monkeypatch.setattr(ranges, "PIECE_BYTES", 100_000)  # buffers are used again many times
+    on_gpu = load_tensors(DEMO_CHECKPOINT, shapes, "cuda", dtype, num_readers=4)
+    assert all(torch.equal(on_gpu[name].cpu(), tensor) for name, tensor in on_cpu.items())
+
+
+def test_a_file_that_cannot_be_read_any_more_is_named_and_every_reader_ends(single: Path, tmp_path: Path) -> None:
+    file = tmp_path / "model.safetensors"
+    targets = {str(i): torch.empty(4) for i in range(50)}
+    stored = [ranges.StoredTensor(name, file, 16 * int(name), torch.float32, (4,)) for name in targets]
+    with pytest.raises(StartupError, match=r"cannot read .*model\.safetensors: No such file"):
+        ranges.read_tensors(stored, targets, 4, lambda _: None)
+    file.write_bytes(bytes(16 * 49))
+    with pytest.raises(StartupError, match=r"model\.safetensors ended while it was read"):
+        ranges.read_tensors(stored, targets, 4, lambda _: None)
 
 
 def spoiled(single: Path, directory: Path, spoil: Callable[[Weights], None]) -> Path:

@@ -11,9 +11,9 @@ from reference import DEMO_CHECKPOINT, demo_model, pixel_values, random_pixels, 
 from torch import Tensor
 from transformers import Qwen3VLForConditionalGeneration
 
-from prism_server.model import Features, Qwen3VL, VisionState
+from prism_server.model import Features, Qwen3VL, VisionState, vision
 from prism_server.model.vision import pixel_table_of
-from prism_server.model.vision_grid import patch_positions, resample_table
+from prism_server.model.vision_grid import FrameTable, patch_positions, resample_table
 from prism_server.ops import make_ops
 
 Pair = tuple[Qwen3VLForConditionalGeneration, Qwen3VL]
@@ -86,10 +86,13 @@ def test_items_keep_only_their_own_memory(pair: Pair) -> None:
     """What leaves a batch is not a view of all its members."""
     _, model = pair
     states = [model.vision.begin(pixels_of(grid), grid) for grid in GRIDS[:2]]
-    model.vision.advance(states, 100)
-    for state in states:
-        for tensor in (state.hidden, *state.deepstack):
-            assert tensor.untyped_storage().nbytes() == tensor.nbytes
+    for blocks in (1, 100):
+        model.vision.advance(states, blocks)
+        for state in states:
+            kept = [x for x in (state.pixels, state.hidden, state.main, *state.deepstack) if x is not None]
+            assert kept
+            assert all(tensor.untyped_storage().nbytes() == tensor.nbytes for tensor in kept)
+            assert state.num_bytes == sum(tensor.nbytes for tensor in kept)
 
 
 def test_misuse_is_refused(pair: Pair) -> None:
@@ -119,9 +122,33 @@ def test_a_pixel_table_says_what_a_byte_means(tmp_path: Path) -> None:
     plain = Qwen3VL.load(tmp_path, "cpu", torch.float32, ops)
     swapped = Qwen3VL.load(tmp_path, "cpu", torch.float32, ops, pixel_table=pixel_table_of([0.5] * 3, [-0.5] * 3))
     pixels = random_pixels((1, 2, 2), 1)
-    torch.testing.assert_close(
-        swapped.vision.begin(pixels, (1, 2, 2)).hidden, plain.vision.begin(255 - pixels, (1, 2, 2)).hidden
-    )
+    states = [swapped.vision.begin(pixels, (1, 2, 2)), plain.vision.begin(255 - pixels, (1, 2, 2))]
+    swapped.vision.advance(states[0], 1)
+    plain.vision.advance(states[1], 1)
+    torch.testing.assert_close(states[0].hidden, states[1].hidden)
+
+
+def test_items_larger_than_an_embedding_batch_are_embedded_in_several(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, model = pair
+    whole = encode_all(model, GRIDS, blocks=100)
+    monkeypatch.setattr(vision, "EMBEDDED_PATCHES", 7)
+    for once, pieces in zip(whole, encode_all(model, GRIDS, blocks=100), strict=True):
+        for x, y in zip(levels(once), levels(pieces), strict=True):
+            torch.testing.assert_close(x, y, rtol=0, atol=1e-5 * max(1.0, float(x.abs().max())))
+
+
+def test_frame_sizes_are_remembered_up_to_a_number_of_patches() -> None:
+    frames = FrameTable(torch.randn((81, 8)), merge=2, head_dim=8, rope_theta=1e4)
+    first = frames.get(64, 64)
+    assert frames.get(64, 64) is first
+    for h in range(66, 78, 2):
+        frames.get(h, 64)
+    again = frames.get(64, 64)
+    assert again is not first
+    torch.testing.assert_close(again.places, first.places, rtol=0, atol=0)
+    assert frames.get(256, 128) is not frames.get(256, 128)
 
 
 def test_the_position_table_is_stretched_like_interpolate_with_aligned_corners() -> None:

@@ -58,6 +58,8 @@ def test_the_same_spec_makes_the_same_objects_and_is_not_changed(name: str) -> N
         {"replicas": 7},
         {"autoscaling": {"minReplicas": 3, "maxReplicas": 9}},
         {"service": {"type": "NodePort", "port": 81}},
+        {"router": {"replicas": 5, "overrides": {"upstream": {"max_tries": 1}}}},
+        {"gateway": {"inferencePool": {"endpointPickerRef": {"name": "other"}}}},
         {"networkPolicy": {"ingressFrom": [{"podSelector": {}}]}},
         {"monitoring": {"podMonitor": False, "labels": {"release": "prometheus"}}},
         {"startup": {"stallSeconds": 7}},
@@ -67,7 +69,7 @@ def test_the_same_spec_makes_the_same_objects_and_is_not_changed(name: str) -> N
 def test_no_pod_template_depends_on_what_stands_beside_the_pods(name: str, change: Object) -> None:
     changed = merged(SPECS[name], change)
     assert template(changed) == template(SPECS[name])
-    assert versions.template_inputs(deployment(changed)) == versions.template_inputs(deployment(SPECS[name]))
+    assert versions.ENGINE.inputs(deployment(changed)) == versions.ENGINE.inputs(deployment(SPECS[name]))
 
 
 @pytest.mark.parametrize("name", SPECS)
@@ -75,7 +77,8 @@ def test_neither_the_clusters_apis_nor_generation_reach_a_pod_template(name: str
     who = deployment(SPECS[name])
     later = replace(who, generation=9, annotations={"a": "b"}, labels={"c": "d"})
     with_apis, without = (children(d, OPTIONS, 1, apis) for d, apis in ((who, OPTIONAL_APIS), (later, frozenset())))
-    pick = [[body for body in made if body["kind"] in ("StatefulSet", "Job")] for made in (with_apis, without)]
+    pods = ("StatefulSet", "Deployment", "Job")
+    pick = [[body for body in made if body["kind"] in pods] for made in (with_apis, without)]
     assert pick[0] == pick[1]
 
 
@@ -188,15 +191,15 @@ def test_the_start_may_take_as_long_as_the_spec_says() -> None:
 
 
 @pytest.mark.parametrize("name", SPECS)
-def test_pods_are_restricted_and_have_no_token(name: str) -> None:
-    pods = [body["spec"]["template"]["spec"] for kind in ("StatefulSet", "Job") for body in made(SPECS[name], kind)]
-    for pod in pods:
-        assert pod["automountServiceAccountToken"] is False
-        assert pod["securityContext"]["runAsNonRoot"]
-        assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
-        for each in pod["containers"]:
-            assert each["securityContext"]["capabilities"] == {"drop": ["ALL"]}
-            assert each["securityContext"]["allowPrivilegeEscalation"] is False
+def test_pods_are_restricted_and_the_routers_alone_have_a_token(name: str) -> None:
+    for kind in ("StatefulSet", "Deployment", "Job"):
+        for pod in (body["spec"]["template"]["spec"] for body in made(SPECS[name], kind)):
+            assert pod["automountServiceAccountToken"] is (kind == "Deployment")
+            assert pod["securityContext"]["runAsNonRoot"]
+            assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+            for each in pod["containers"]:
+                assert each["securityContext"]["capabilities"] == {"drop": ["ALL"]}
+                assert each["securityContext"]["allowPrivilegeEscalation"] is False
 
 
 def test_cards_are_asked_for_unless_the_engine_runs_on_the_cpu() -> None:
@@ -270,13 +273,18 @@ def test_a_missing_optional_api_costs_its_child_only() -> None:
     everything = {body["kind"] for body in children(deployment(spec), OPTIONS, 1, OPTIONAL_APIS)}
     fewer = {body["kind"] for body in children(deployment(spec), OPTIONS, 1)}
     assert everything - fewer == {"ScaledObject", "PodMonitor"}
+    pool = merged(DEMO, {"gateway": {"inferencePool": {"endpointPickerRef": {"name": "picker"}}}})
+    assert missing_apis(deployment(pool), frozenset()) == ["inference.networking.k8s.io/v1"]
+    assert made(pool, "InferencePool", apis=frozenset()) == []
 
 
-def test_a_pod_monitor_has_the_labels_that_are_asked_for_or_is_not_made() -> None:
+def test_pod_monitors_have_the_labels_that_are_asked_for_or_are_not_made() -> None:
     labels = {"release": "prometheus", "prism-infer.io/deployment": "another"}
-    [monitor] = made(merged(DEMO, {"monitoring": {"labels": labels}}), "PodMonitor")
-    found = monitor["metadata"]["labels"]
-    assert (found["release"], found["prism-infer.io/deployment"]) == ("prometheus", "contracts")
+    monitors = made(merged(DEMO, {"monitoring": {"labels": labels}}), "PodMonitor")
+    assert [monitor["metadata"]["name"] for monitor in monitors] == ["contracts-engine", "contracts-router"]
+    for monitor in monitors:
+        found = monitor["metadata"]["labels"]
+        assert (found["release"], found["prism-infer.io/deployment"]) == ("prometheus", "contracts")
     assert "release" not in template(merged(DEMO, {"monitoring": {"labels": labels}}))["metadata"]["labels"]
     assert made(merged(DEMO, {"monitoring": {"podMonitor": False}}), "PodMonitor") == []
 
@@ -293,41 +301,23 @@ def test_the_loader_reaches_names_and_the_peers_that_are_named_else_the_hubs_por
     assert egress(merged(HUB, {"networkPolicy": {"loaderEgressTo": [proxy]}})) == [names, {"to": [proxy]}]
 
 
-def test_the_operator_reaches_engines_whose_callers_are_named() -> None:
-    caller = {"podSelector": {"matchLabels": {"app": "web"}}}
-    [policy] = made(merged(DEMO, {"networkPolicy": {"ingressFrom": [caller]}}), "NetworkPolicy")
-    api, admin = policy["spec"]["ingress"]
-    assert api["from"] == [caller, admin["from"][0]]
-    assert admin["from"][0]["podSelector"]["matchLabels"]["app.kubernetes.io/component"] == "operator"
-
-
-def test_the_user_service_reaches_the_engines_api_port() -> None:
-    [headless, service] = made(DEMO, "Service")
-    assert headless["spec"]["publishNotReadyAddresses"]
-    assert service["metadata"]["name"] == "contracts"
-    [port] = service["spec"]["ports"]
-    named = {entry["name"]: entry["containerPort"] for entry in container(DEMO)["ports"]}
-    assert named[port["targetPort"]] == 8000
-    assert service["spec"]["selector"].items() <= template(DEMO)["metadata"]["labels"].items()
-
-
 def test_an_operator_upgrade_alone_changes_no_pod_template() -> None:
     who = deployment(HUB)
     [live] = made(HUB, "StatefulSet")
     newer = replace(OPTIONS, engine_image="prism-server:9.9.9", cpu_image="prism-server-cpu:9.9.9")
-    options, version = versions.pinned(who, newer, live)
+    options, version = versions.ENGINE.pinned(who, newer, live)
     [kept] = [body for body in children(who, options, version) if body["kind"] == "StatefulSet"]
     assert kept == live
     scaled = deployment(merged(HUB, {"replicas": 4}))
-    assert versions.pinned(scaled, newer, live) == (options, version)
+    assert versions.ENGINE.pinned(scaled, newer, live) == (options, version)
 
 
 def test_a_changed_spec_gets_the_new_default_image() -> None:
     [live] = made(HUB, "StatefulSet")
     newer = replace(OPTIONS, engine_image="prism-server:9.9.9")
     changed = deployment(merged(HUB, {"engine": {"maxContextTokens": 4096}}))
-    assert versions.pinned(changed, newer, live)[0] == newer
-    assert versions.pinned(deployment(HUB), newer, None)[0] == newer
+    assert versions.ENGINE.pinned(changed, newer, live)[0] == newer
+    assert versions.ENGINE.pinned(deployment(HUB), newer, None)[0] == newer
 
 
 def test_the_loader_runs_where_engines_may_so_that_its_volume_is_in_their_reach() -> None:

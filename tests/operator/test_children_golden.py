@@ -11,9 +11,10 @@ import yaml
 from deployments import DEMO, HUB, deployment, merged
 
 from prism_operator.children import OPTIONAL_APIS, children
-from prism_operator.deployment import TEMPLATE_VERSIONS
+from prism_operator.deployment import ROUTER_TEMPLATE_VERSIONS, TEMPLATE_VERSIONS
 from prism_operator.options import OperatorOptions
 
+OPTIONS = OperatorOptions(allow_host_path=True)
 GOLDEN = Path(__file__).parent / "golden"
 REWRITE = os.environ.get("PRISM_REWRITE_GOLDEN") == "1"
 
@@ -71,6 +72,19 @@ SPECS: dict[str, dict[str, Any]] = {
         },
         "monitoring": {"labels": {"release": "prometheus", "app.kubernetes.io/name": "theirs"}},
         "podTemplate": {"readOnlyRootFilesystem": True},
+        "router": {
+            "replicas": 3,
+            "image": {"reference": "registry/prism-router:dev", "pullPolicy": "Always"},
+            "overrides": {"upstream": {"max_tries": 2}, "http": {"max_buffered_bytes": 1 << 29}},
+            "podTemplate": {
+                "resources": {"requests": {"cpu": "1"}, "limits": {"memory": "2Gi"}},
+                "nodeSelector": {"pool": "front"},
+                "labels": {"team": "a", "app.kubernetes.io/component": "theirs"},
+                "annotations": {"note": "b"},
+                "priorityClassName": "high",
+            },
+        },
+        "gateway": {"inferencePool": {"endpointPickerRef": {"name": "picker"}}},
         "autoscaling": {"kind": "KEDA", "maxReplicas": 4, "scaleDownSeconds": 60},
     },
     "host_path_no_policies": {
@@ -114,10 +128,20 @@ ReadableDumper.add_representer(str, _text)
 @pytest.mark.parametrize("version", TEMPLATE_VERSIONS)
 @pytest.mark.parametrize("name", SPECS)
 def test_children_are_the_golden_ones(name: str, version: int) -> None:
-    options = OperatorOptions(allow_host_path=True)
-    objects = children(deployment(SPECS[name]), options, version, OPTIONAL_APIS)
+    objects = children(deployment(SPECS[name]), OPTIONS, version, OPTIONAL_APIS)
+    compare([body for body in objects if body["kind"] != "Deployment"], GOLDEN / f"v{version}" / f"{name}.yaml")
+
+
+@pytest.mark.parametrize("version", ROUTER_TEMPLATE_VERSIONS)
+@pytest.mark.parametrize("name", SPECS)
+def test_routers_are_the_golden_ones(name: str, version: int) -> None:
+    """They have versions of their own: what changes in their template changes no engine's."""
+    objects = children(deployment(SPECS[name]), OPTIONS, TEMPLATE_VERSIONS[-1], OPTIONAL_APIS, version)
+    compare([body for body in objects if body["kind"] == "Deployment"], GOLDEN / f"router_v{version}" / f"{name}.yaml")
+
+
+def compare(objects: list[dict[str, Any]], path: Path) -> None:
     text = yaml.dump_all(objects, Dumper=ReadableDumper, sort_keys=False, width=120)
-    path = GOLDEN / f"v{version}" / f"{name}.yaml"
     if REWRITE:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
@@ -126,4 +150,6 @@ def test_children_are_the_golden_ones(name: str, version: int) -> None:
 
 def test_every_golden_file_has_its_spec() -> None:
     found = {path.relative_to(GOLDEN).as_posix() for path in GOLDEN.rglob("*.yaml")}
-    assert found == {f"v{version}/{name}.yaml" for version in TEMPLATE_VERSIONS for name in SPECS}
+    folders = [f"v{version}" for version in TEMPLATE_VERSIONS]
+    folders += [f"router_v{version}" for version in ROUTER_TEMPLATE_VERSIONS]
+    assert found == {f"{folder}/{name}.yaml" for folder in folders for name in SPECS}

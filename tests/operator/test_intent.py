@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from prism_operator.handover import hand_over
 from prism_operator.intent import Intent, hold_back, intend
 from prism_operator.nodes import NodeFacts
 from prism_operator.options import OperatorOptions
@@ -147,3 +148,41 @@ def test_a_loader_that_is_made_again_holds_nothing_back_that_stays_as_it_is() ->
 def test_models_that_need_no_download_wait_for_nothing() -> None:
     wanted = intent({"model": SERVED})
     assert hold_back(wanted, {}) == wanted
+
+
+def service_and_policy(found: Intent) -> tuple[str, list[Any]]:
+    """The part that the users' Service leads to, and who may call the engines."""
+    assert found.children is not None
+    by_key = {(child["kind"], child["metadata"]["name"]): child["spec"] for child in found.children if "spec" in child}
+    part: str = by_key["Service", "demo"]["selector"]["app.kubernetes.io/component"]
+    return part, by_key["NetworkPolicy", "demo-engine"]["ingress"]
+
+
+def before_routers(wanted: Intent) -> Live:
+    """What an operator that knew no routers has made."""
+    live = {key: body for key, body in cluster(wanted, is_loaded=True).items() if key[0] != "Deployment"}
+    selector = {"app.kubernetes.io/component": "engine"}
+    live["Service", "demo"] = {**live["Service", "demo"], "spec": {"selector": selector}}
+    policy = live["NetworkPolicy", "demo-engine"]
+    live["NetworkPolicy", "demo-engine"] = {**policy, "spec": {"ingress": ["everybody"]}}
+    return live
+
+
+def test_a_service_that_leads_to_engines_does_so_until_a_router_is_ready_and_they_let_users_in_as_long() -> None:
+    wanted = intent({"model": SERVED})
+    live = before_routers(wanted)
+    router = ("Deployment", "demo-router")
+    assert service_and_policy(hand_over(wanted, live)) == ("engine", ["everybody"])
+    live[router] = {"status": {}}
+    assert service_and_policy(hand_over(wanted, live)) == ("engine", ["everybody"])
+    live[router] = {"status": {"readyReplicas": 1}}
+    assert service_and_policy(hand_over(wanted, live)) == ("router", ["everybody"])
+    live["Service", "demo"]["spec"]["selector"] = {"app.kubernetes.io/component": "router"}
+    assert hand_over(wanted, live) == wanted
+    live[router] = {"status": {"readyReplicas": 0}}
+    assert hand_over(wanted, live) == wanted, "there is no way back"
+
+
+def test_a_new_deployment_leads_to_routers_from_the_start() -> None:
+    wanted = intent({"model": SERVED})
+    assert hand_over(wanted, {}) == wanted

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 import pytest
@@ -34,9 +35,21 @@ def moves(
     *,
     announced: bool = True,
     has_slot: bool = True,
+    unrouted: Sequence[Pod] = (),
+    silent_router: str = "",
     now_s: float = 0.0,
 ) -> Moves:
-    return next_moves(pods, desired, replicas, is_announced=announced, has_slot=has_slot, now_s=now_s)
+    waits = {item.uid: f"some router does not know {item.name} yet" for item in unrouted}
+    return next_moves(
+        pods,
+        desired,
+        replicas,
+        is_announced=announced,
+        has_slot=has_slot,
+        unrouted=waits,
+        silent_router=silent_router,
+        now_s=now_s,
+    )
 
 
 @dataclass
@@ -50,6 +63,8 @@ class Cluster:
     start_steps: int = 2
     drain_steps: int = 2
     born: int = 0
+    router_steps: int = 1
+    """How long the slowest router takes to hear of a pod that is ready."""
     announced: bool = False
     now_s: float = 0.0
 
@@ -57,7 +72,7 @@ class Cluster:
         self.settle()
 
     def settle(self) -> None:
-        for _ in range(3 * (self.start_steps + self.drain_steps)):
+        for _ in range(3 * (self.start_steps + self.drain_steps + self.router_steps)):
             self.step_controllers()
 
     def step_controllers(self) -> None:
@@ -87,7 +102,14 @@ class Cluster:
 
     def step_operator(self) -> Moves:
         pods = list(self.pods.values())
-        found = moves(pods, self.revision, self.replicas, announced=self.announced, now_s=self.now_s)
+        found = moves(
+            pods,
+            self.revision,
+            self.replicas,
+            announced=self.announced,
+            unrouted=[item for item in pods if item.is_ready and not self.is_routed(item)],
+            now_s=self.now_s,
+        )
         self.announced = found.phase is Phase.NO_SURGE
         if found.evict is not None:
             self.delete(found.evict.ordinal)
@@ -97,26 +119,35 @@ class Cluster:
     def num_ready(self) -> int:
         return sum(item.is_ready for item in self.pods.values())
 
+    def is_routed(self, item: Pod) -> bool:
+        return item.is_ready and self.age[item.ordinal] >= self.start_steps + self.router_steps
+
+    @property
+    def num_routed(self) -> int:
+        return sum(map(self.is_routed, self.pods.values()))
+
 
 @given(
     replicas=st.integers(1, 5),
     edits=st.lists(st.tuples(st.integers(0, 12), st.sampled_from(["good-1", "good-2", "good-3", "bad"])), max_size=6),
     start_steps=st.integers(1, 4),
     drain_steps=st.integers(1, 4),
+    router_steps=st.integers(0, 3),
 )
 def test_edits_in_a_row_never_go_below_the_floor_and_every_rollout_ends(
-    replicas: int, edits: list[tuple[int, str]], start_steps: int, drain_steps: int
+    replicas: int, edits: list[tuple[int, str]], start_steps: int, drain_steps: int, router_steps: int
 ) -> None:
-    cluster = Cluster(replicas, start_steps=start_steps, drain_steps=drain_steps)
+    """The floor is of pods that are ready and that every router sends requests to."""
+    cluster = Cluster(replicas, start_steps=start_steps, drain_steps=drain_steps, router_steps=router_steps)
     for pause, revision in [*edits, (0, "good-9")]:
         cluster.edit(revision)
         for _ in range(pause):
             cluster.step_operator()
-            assert cluster.num_ready >= replicas - 1
+            assert cluster.num_routed >= replicas - 1
             cluster.step_controllers()
-    for _ in range(20 + 3 * replicas * (start_steps + drain_steps + 2)):
+    for _ in range(20 + 3 * replicas * (start_steps + drain_steps + router_steps + 2)):
         found = cluster.step_operator()
-        assert cluster.num_ready >= replicas - 1
+        assert cluster.num_routed >= replicas - 1
         cluster.step_controllers()
     assert found.phase is Phase.DONE
     assert {item.revision for item in cluster.pods.values()} == {"good-9"}
@@ -170,6 +201,40 @@ def test_the_next_pod_goes_only_when_all_others_are_ready() -> None:
     found = moves([pod(0, "old"), pod(1, "old"), pod(2, "new", ready=False)], "new", 3)
     assert (found.evict, found.phase) == (None, Phase.WAITING)
     assert moves([pod(0, "old"), pod(2, "new")], "new", 3).evict is None, "a pod that is missing is not available"
+
+
+def test_the_next_pod_goes_only_when_every_router_sends_requests_to_all_others() -> None:
+    new, old = pod(1, "new"), pod(0, "old")
+    found = moves([old, new], "new", 2, unrouted=[new])
+    assert (found.evict, found.phase) == (None, Phase.ROUTERS)
+    assert found.message == "1 of 2 pods have an old revision; some router does not know engine-1 yet"
+    assert found.wants_slot
+    assert moves([old, new], "new", 2).evict == old
+    assert moves([old, new], "new", 2, unrouted=[old]).evict == old, "nobody misses the one that goes"
+
+
+def test_a_router_that_nobody_can_ask_holds_the_next_pod_back_and_no_rollout_that_is_over() -> None:
+    pods, silent = [pod(0, "old"), pod(1, "new")], "router r-a does not answer the operator"
+    held = moves(pods, "new", 2, silent_router=silent)
+    assert (held.evict, held.phase) == (None, Phase.ROUTERS)
+    assert silent in held.message
+    assert moves([pod(0, "new"), pod(1, "new")], "new", 2, silent_router=silent).phase is Phase.DONE
+    assert moves([pod(0, "old")], "new", 1, silent_router=silent).evict == pod(0, "old"), "there is nobody else"
+
+
+def test_a_rollout_is_done_when_every_router_sends_requests_to_the_last_pod() -> None:
+    pods = [pod(0, "new"), pod(1, "new")]
+    found = moves(pods, "new", 2, unrouted=pods[1:])
+    assert (found.phase, found.message) == (
+        Phase.STARTING,
+        "2 of 2 pods are ready; some router does not know engine-1 yet",
+    )
+    assert moves(pods, "new", 2).phase is Phase.DONE
+
+
+def test_unready_pods_go_first_whatever_routers_know() -> None:
+    pods = [pod(0, "old", ready=False), pod(1, "new")]
+    assert moves(pods, "new", 2, unrouted=pods[1:]).evict == pods[0]
 
 
 def test_a_pod_whose_readiness_flickers_is_not_taken_while_another_is_missing() -> None:

@@ -15,6 +15,7 @@ from prism_operator.plan import KVPlan
 from prism_operator.pods import Pod, Trouble
 from prism_operator.refused import Refused
 from prism_operator.rollout import next_moves
+from prism_operator.routers import Routers
 from prism_operator.snapshot import Problem, Serving, Snapshot
 from prism_operator.status import is_due, next_status, transitions
 
@@ -26,6 +27,14 @@ def pod(ordinal: int, revision: str = "r1", **fields: Any) -> Pod:
     return Pod(**{"name": f"e-{ordinal}", "uid": f"u{ordinal}", "revision": revision, "ordinal": ordinal} | fields)
 
 
+def router(name: str, **fields: Any) -> Pod:
+    return Pod(**{"name": name, "uid": name, "revision": "", "ordinal": -1, "is_ready": True} | fields)
+
+
+ROUTERS = Routers(2, True, [router("r-a"), router("r-b")])
+"""Both are ready; neither has been asked."""
+
+
 def snapshot(pods: list[Pod], *, spec: Mapping[str, Any] = DEMO, replicas: int = 2, **fields: Any) -> Snapshot:
     """Of generation 3, applied, whose revision is r1."""
     moves = next_moves(pods, "r1", replicas, is_announced=False, has_slot=True)
@@ -35,6 +44,7 @@ def snapshot(pods: list[Pod], *, spec: Mapping[str, Any] = DEMO, replicas: int =
         "spec": PrismDeploymentSpec.parse(dict(spec)),
         "serving": Serving(3, replicas, 1, "r1"),
         "pods": pods,
+        "routers": ROUTERS,
         "plan": KVPlan("True", "Planned", "a sum", 100, 6400, 100),
     }
     return Snapshot(**made | fields)
@@ -58,6 +68,7 @@ def test_all_is_well() -> None:
         "Ready": ("True", "RolledOut"),
         "Progressing": ("False", "RolledOut"),
         "Stalled": ("False", "NoPodStalled"),
+        "RouterReady": ("True", "RoutersServe"),
         "KVPlanned": ("True", "Planned"),
         "KVPlanMatched": ("True", "Matched"),
         "ModelReady": ("True", "Bundled"),
@@ -81,6 +92,85 @@ def test_available_tells_whether_anyone_is_served() -> None:
     assert reasons(snapshot([pod(0)], replicas=1))["Available"] == ("False", "NoReadyPods")
     assert reasons(snapshot([], replicas=0))["Available"] == ("False", "ScaledToZero")
     assert reasons(snapshot([], serving=None))["Available"] == ("False", "NoPods")
+
+
+def test_nobody_is_served_without_a_router() -> None:
+    nobody = replace(ROUTERS, pods=[router("r-a", is_ready=False), router("r-b", is_ready=False)])
+    found = said(snapshot(SERVING, routers=nobody))
+    assert found["Available"] == Verdict(
+        "Available", "False", "NoReadyRouters", "2 of 2 pods are ready, and no router is: see RouterReady"
+    )
+    assert reasons(snapshot(SERVING, routers=replace(nobody, is_bypassed=True)))["Available"] == ("True", "Serving")
+    one = replace(ROUTERS, pods=[router("r-a"), router("r-b", is_ready=False)])
+    assert said(snapshot(SERVING, routers=one))["Available"].message == "2 of 2 pods serve, through 1 of 2 routers"
+
+
+def test_a_pod_serves_when_some_router_sends_requests_to_it() -> None:
+    def available(told: dict[str, set[str]], replicas: int = 2) -> tuple[str, str]:
+        known = {uid: frozenset(engines) for uid, engines in told.items()}
+        found = snapshot(SERVING[:replicas], replicas=replicas, routers=replace(ROUTERS, told=known))
+        return reasons(found)["Available"]
+
+    assert available({"r-a": {"u0", "u1"}, "r-b": set()}) == ("True", "Serving")
+    assert available({"r-a": set(), "r-b": set()}) == ("False", "BelowFloor")
+    assert available({"r-a": {"u0"}, "r-b": set()}) == ("True", "Serving"), "the floor of two is one"
+    assert available({"r-a": set(), "r-b": set()}, replicas=1) == ("False", "BelowFloor")
+    assert available({"r-a": set()}) == ("True", "Serving"), "nobody could ask the other"
+
+
+def test_ready_includes_the_routers_rollout() -> None:
+    rolling = snapshot(SERVING, routers=replace(ROUTERS, is_rolled_out=False))
+    assert reasons(rolling)["Ready"] == ("False", "RoutersStarting")
+    assert reasons(rolling)["Progressing"] == ("True", "RoutersStarting")
+    assert said(rolling)["Ready"].message == "2 of 2 routers are ready; they are being replaced"
+    both = snapshot([pod(0, "r0", is_ready=True), pod(1)], routers=replace(ROUTERS, is_rolled_out=False))
+    assert reasons(both)["Progressing"] == ("True", "WaitingForPods"), "the engines' first"
+
+
+def test_router_ready_tells_whether_requests_find_routers() -> None:
+    def found(replicas: int, *pods: Pod) -> Verdict:
+        return said(snapshot(SERVING, routers=Routers(replicas, False, pods)))["RouterReady"]
+
+    away = router("r-b", is_ready=False)
+    stuck = router("r-b", is_ready=False, trouble=Trouble("ImagePullBackOff", "no such image"))
+    assert found(0) == Verdict("RouterReady", "False", "NoRouters", "there are no routers yet")
+    assert found(2, router("r-a"), away).status == "True"
+    assert found(1, router("r-a")).status == "True"
+    assert found(1, away) == Verdict("RouterReady", "False", "NoReadyRouters", "0 of 1 routers are ready")
+    few = found(4, router("r-a"), away)
+    assert few == Verdict("RouterReady", "False", "TooFewRouters", "1 of 4 routers are ready, at least 3 should be")
+    assert found(1, stuck) == Verdict("RouterReady", "False", "ImagePullBackOff", "r-b: no such image")
+    assert found(2, router("r-a"), stuck).reason == "RoutersServe"
+
+
+def test_a_router_that_does_not_come_up_shows_in_stalled_after_engines() -> None:
+    stuck = router("r-b", is_ready=False, trouble=Trouble("CrashLoopBackOff", "it ends"))
+    routers = replace(ROUTERS, pods=[router("r-a"), stuck])
+    assert said(snapshot(SERVING, routers=routers))["Stalled"] == Verdict(
+        "Stalled", "True", "CrashLoopBackOff", "r-b: it ends"
+    )
+    engine = pod(1, trouble=Trouble("Error", "it ended"))
+    assert said(snapshot([SERVING[0], engine], routers=routers))["Stalled"].message == "e-1: it ended"
+
+
+def test_an_inference_pool_tells_what_gateways_say_of_it() -> None:
+    pooled = {**DEMO, "gateway": {"inferencePool": {"endpointPickerRef": {"name": "picker"}}}}
+
+    def found(pool: Mapping[str, Any] | None, **fields: Any) -> Verdict:
+        return said(snapshot(SERVING, spec=pooled, inference_pool=pool, **fields))["InferencePoolReady"]
+
+    def parents(*conditions: tuple[str, str, str]) -> Mapping[str, Any]:
+        made = [{"type": kind, "status": state, "reason": why, "message": "words"} for kind, state, why in conditions]
+        return {"status": {"parents": [{"conditions": made}]}}
+
+    assert "InferencePoolReady" not in said(snapshot(SERVING))
+    lacking = found(None, missing_apis=["inference.networking.k8s.io/v1"])
+    assert (lacking.reason, "inference.networking.k8s.io/v1" in lacking.message) == ("APIMissing", True)
+    assert (found(None).status, found(None).reason) == ("Unknown", "NotMade")
+    assert found({}).reason == "NoNews"
+    assert found(parents(("Accepted", "True", "Accepted"))).status == "True"
+    broken = found(parents(("Accepted", "True", "Accepted"), ("ResolvedRefs", "False", "InvalidExtensionRef")))
+    assert broken == Verdict("InferencePoolReady", "False", "InvalidExtensionRef", "words")
 
 
 def test_a_frozen_spec_says_why_and_which_generation_serves() -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from prism_server.errors import BadRequest, StartupError
-from prism_server.prompt.messages import MediaContent, Message, TextContent
+from prism_server.media.messages import MediaContent, Message, TextContent
 from prism_server.prompt.template import ChatTemplate
 
 ADDED = {"<|im_start|>": 7, "<|im_end|>": 8, "<|image_pad|>": 9, "[END]": 10, "@": 11}

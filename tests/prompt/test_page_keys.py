@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from prism_server.identity import MediaOptions, MediaPart, PageSpan, TextPart, cache_seed, media_chain_keys, page_key
 from prism_server.media.item import ItemFacts, ItemKey, MediaItem
+from prism_server.media.messages import MediaContent, Message, TextContent
 from prism_server.prompt.encoded import EncodedPrompt, MediaSpan
 from prism_server.prompt.keys import PageChain, boundaries
-from prism_server.prompt.messages import MediaContent, Message, TextContent
 
 PAGE = 16
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from prism_server.errors import BadRequest
 from prism_server.media.item import ItemFacts, ItemKey, MediaItem
-from prism_server.prompt.messages import MediaContent, Message, TextContent
+from prism_server.media.messages import MediaContent, Message, TextContent
 from prism_server.prompt.placeholders import assign
 from prism_server.prompt.template import ChatTemplate
 from prism_server.prompt.tokenizer import Tokenizer

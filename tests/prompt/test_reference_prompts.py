@@ -14,8 +14,8 @@ from transformers.models.qwen3_vl.modeling_qwen3_vl import Qwen3VLModel
 
 from prism_server.identity import Digest
 from prism_server.media.item import ItemFacts, ItemKey, MediaItem
+from prism_server.media.messages import MediaContent, Message, TextContent
 from prism_server.prompt.encoded import EncodedPrompt, MediaSpan
-from prism_server.prompt.messages import MediaContent, Message, TextContent
 from prism_server.prompt.positions import mrope_positions
 
 NUM_CONVERSATIONS = 200

@@ -16,6 +16,7 @@ from prism_server.identity import (
     content_id,
     media_chain_keys,
 )
+from prism_server.serving.metrics import Metrics
 
 
 @pytest.fixture(scope="module")
@@ -94,3 +95,14 @@ def test_metrics_have_the_prism_names_and_move(own_server: ServerProcess) -> Non
     assert after["prism_kv_pages"] == own_server.capacity()["total_pages"]
     assert after["prism_requests_running"] == 0
     assert 0 <= after["prism_kv_usage_ratio"] <= 1
+
+
+def test_a_time_falls_into_the_bucket_whose_bound_it_does_not_exceed() -> None:
+    metrics = Metrics()
+    for time_s in (0.001, 0.002, 0.0021, 99.0):
+        metrics.itl.observe(time_s)
+    text = metrics.expose().decode()
+    for le, count in (("0.002", 2), ("0.005", 3), ("2.5", 3), ("+Inf", 4)):
+        assert f'prism_inter_token_latency_seconds_bucket{{le="{le}"}} {count}.0' in text
+    assert "prism_inter_token_latency_seconds_count 4.0" in text
+    assert "prism_inter_token_latency_seconds_sum 99.0051" in text

@@ -59,6 +59,27 @@ def form(kind: type[AnswerFormat], tokenizer: Tokenizer, wants_logprobs: bool = 
     return kind("id-1", "demo", tokenizer, wants_logprobs)
 
 
+@pytest.mark.parametrize("kind", [ChatFormat, CompletionFormat])
+@pytest.mark.parametrize("include_usage", [False, True])
+def test_every_chunk_of_text_has_the_same_fields_in_the_same_order(
+    kind: type[AnswerFormat], include_usage: bool, tokenizer: Tokenizer
+) -> None:
+    """The first is made in full, the later ones around their text."""
+    stream = OpenAIStream(form(kind, tokenizer), include_usage)
+    texts = ["a", 'quote " and \\', "\n\t\x00", "é漢😀", "</script>", "a"]
+    frames = [stream.frames(TokenDelta("r", 0, (1,), text)).split(b"\n\n")[-2] for text in texts]
+    decoded = [json.loads(frame.removeprefix(b"data: ")) for frame in frames]
+    first = json.dumps(decoded[0])
+    for text, chunk in zip(texts, decoded, strict=True):
+        choice = chunk["choices"][0]
+        place = choice["delta"] if kind is ChatFormat else choice
+        key = "content" if kind is ChatFormat else "text"
+        assert place[key] == text
+        place[key] = "a"
+        assert json.dumps(chunk) == first
+    assert stream.frames(TokenDelta("r", 0, (1,), "")) == b""
+
+
 def test_a_frame_is_one_event_whatever_its_text() -> None:
     assert frame({"text": "a\n\ndata: b\r"}, "token") == b'event: token\ndata: {"text":"a\\n\\ndata: b\\r"}\n\n'
 

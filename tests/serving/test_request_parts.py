@@ -10,7 +10,7 @@ import pytest
 from prism_server.errors import BadRequest
 from prism_server.identity import MediaOptions
 from prism_server.media.limits import MediaLimits
-from prism_server.prompt.messages import MediaContent, TextContent
+from prism_server.media.messages import MediaContent, TextContent
 from prism_server.serving.request_parts import Conversation, read_messages
 
 LIMITS = MediaLimits(max_items=3, max_item_bytes=1000, max_decoded_pixels=10_000)

@@ -6,11 +6,9 @@ import json
 import posixpath
 from typing import Any
 
-from pydantic import BaseModel, ValidationError
-from pydantic_core import ErrorDetails
-
 from prism_operator.children import names
 from prism_operator.children.labels import child
+from prism_operator.children.overrides import Config, Overrides
 from prism_operator.crd.quantity import quantity_bytes
 from prism_operator.crd.spec import PrismDeploymentSpec
 from prism_operator.deployment import Deployment
@@ -18,8 +16,6 @@ from prism_operator.refused import Refused
 from prism_operator.shapes import shape_of
 from prism_server import __version__
 from prism_server.settings import ServerSettings
-
-Config = dict[str, dict[str, Any]]
 
 MIN_BODY_BYTES = 128 << 20
 
@@ -48,10 +44,8 @@ SPEC_FIELDS = {
     "http.drain_timeout_s": "drain.streamSeconds",
     "http.api_keys_file": "auth.apiKeysSecret",
 }
-"""Settings that have a field of their own in the spec. Overrides must not say them a second time: plan, probes and
-grace follow the spec."""
 LISTENER_SETTINGS = frozenset({"http.host", "http.port", "http.admin_host", "http.admin_port", "http.admin_token_file"})
-"""Settings that ports, probes and policies of the pod depend on."""
+OVERRIDES = Overrides("engine.overrides", ServerSettings, SPEC_FIELDS, LISTENER_SETTINGS)
 
 
 def is_checked(spec: PrismDeploymentSpec) -> bool:
@@ -61,15 +55,15 @@ def is_checked(spec: PrismDeploymentSpec) -> bool:
 
 def engine_config(spec: PrismDeploymentSpec) -> Config:
     """The file's content. Raises Refused (`InvalidSettings`, `NoShape`) for what no engine would start with."""
-    config = _with_overrides(_from_spec(spec), spec.engine.overrides)
+    config = OVERRIDES.merged(_from_spec(spec), spec.engine.overrides)
     if is_checked(spec):
-        _validated(config)
+        OVERRIDES.checked(config)
     return config
 
 
 def settings_of(spec: PrismDeploymentSpec) -> ServerSettings:
     """The settings that the engine will run with; an unknown version's overrides cannot be read and do not count."""
-    return _validated(engine_config(spec) if is_checked(spec) else _from_spec(spec))
+    return OVERRIDES.checked(engine_config(spec) if is_checked(spec) else _from_spec(spec))
 
 
 def config_text(spec: PrismDeploymentSpec) -> str:
@@ -187,48 +181,3 @@ def _pool_bytes(spec: PrismDeploymentSpec) -> int:
 def _card_part_bytes(spec: PrismDeploymentSpec) -> int:
     """`gpu.memory`: a shared card shows its whole memory to every pod. 0: all that the card has."""
     return quantity_bytes(spec.gpu.memory) if spec.gpu.memory and spec.engine.device != "cpu" else 0
-
-
-def _with_overrides(config: Config, overrides: dict[str, Any]) -> Config:
-    merged = {group: dict(values) for group, values in config.items()}
-    for group, values in overrides.items():
-        if not isinstance(values, dict):
-            raise Refused("InvalidSettings", f"engine.overrides.{group} must be an object of options")
-        into = merged.setdefault(group, {})
-        for option, value in values.items():
-            path = f"{group}.{option}"
-            if path in SPEC_FIELDS:
-                raise Refused("InvalidSettings", f"engine.overrides.{path}: set spec.{SPEC_FIELDS[path]} instead")
-            if path in LISTENER_SETTINGS:
-                raise Refused("InvalidSettings", f"engine.overrides.{path}: the pod's ports and probes depend on it")
-            into[option] = value
-    return merged
-
-
-def _validated(config: Config) -> ServerSettings:
-    """Without the paths of Secrets, which exist in the pod only."""
-    http = {key: value for key, value in config["http"].items() if not key.endswith("_file")}
-    try:
-        return ServerSettings.model_validate(config | {"http": http})
-    except ValidationError as invalid:
-        raise Refused("InvalidSettings", "; ".join(map(_problem, invalid.errors()))) from None
-
-
-def _problem(error: ErrorDetails) -> str:
-    path = ".".join(map(str, error["loc"]))
-    if error["type"] == "extra_forbidden":
-        return f"engine.overrides.{path}: no such option; there are {', '.join(_options(error['loc'][:-1]))}"
-    reason = error["msg"].removeprefix("Value error, ").replace("Input should be", "must be")
-    where = SPEC_FIELDS.get(path) or (f"engine.overrides.{path}" if path else "engine.overrides")
-    return f"{where}: {reason}"
-
-
-def _options(group: tuple[int | str, ...]) -> list[str]:
-    """Names on the level of an unknown one: groups, or the options of a group."""
-    model: type[BaseModel] = ServerSettings
-    for step in group:
-        inner = model.model_fields[str(step)].annotation
-        assert isinstance(inner, type)
-        assert issubclass(inner, BaseModel)
-        model = inner
-    return list(model.model_fields)

@@ -5,23 +5,18 @@ from __future__ import annotations
 from typing import Any
 
 from prism_operator.children import config, names
-from prism_operator.children.labels import child, labels, selector
+from prism_operator.children.grace import engine_grace_s
+from prism_operator.children.labels import child, labels, selector, spread
 from prism_operator.children.resources import engine_resources
 from prism_operator.children.security import container_security, pod_security
-from prism_operator.children.versions import default_image, rendering_annotations
+from prism_operator.children.versions import ENGINE
 from prism_operator.children.volumes import Volume, engine_volumes
 from prism_operator.crd.spec import PrismDeploymentSpec
 from prism_operator.deployment import ANNOTATION_TEMPLATE_VERSION, Deployment
 from prism_operator.options import OperatorOptions
 
 STARTUP_PERIOD_S = 2
-GRACE_MARGIN_S = 15
-"""Beyond propagation and streams, for the last events and for torch to let go."""
 REVISION_HISTORY = 2
-
-
-def grace_seconds(spec: PrismDeploymentSpec) -> int:
-    return spec.drain.propagation_seconds + spec.drain.stream_seconds + GRACE_MARGIN_S
 
 
 def stateful_set(deployment: Deployment, options: OperatorOptions, template_version: int) -> dict[str, Any]:
@@ -35,7 +30,7 @@ def stateful_set(deployment: Deployment, options: OperatorOptions, template_vers
         "selector": {"matchLabels": selector(deployment, "engine")},
         "template": pod_template(deployment, options, template_version),
     }
-    annotations = rendering_annotations(deployment, options, template_version)
+    annotations = ENGINE.annotations(deployment, options, template_version)
     return child(deployment, "apps/v1", "StatefulSet", names.engine(deployment), annotations=annotations, spec=spec)
 
 
@@ -57,10 +52,10 @@ def _pod_spec(deployment: Deployment, options: OperatorOptions) -> dict[str, Any
         "serviceAccountName": names.engine(deployment),
         "automountServiceAccountToken": False,
         "enableServiceLinks": False,
-        "terminationGracePeriodSeconds": grace_seconds(spec),
+        "terminationGracePeriodSeconds": engine_grace_s(spec),
         "securityContext": pod_security(),
-        "topologySpreadConstraints": [_spread(deployment)],
-        "containers": [_container(spec, spec.image.reference or default_image(deployment, options), volumes)],
+        "topologySpreadConstraints": spread(deployment, "engine"),
+        "containers": [_container(spec, spec.image.reference or ENGINE.default_image(deployment, options), volumes)],
         "volumes": [volume.volume for volume in volumes],
     }
     passed_through = {
@@ -72,15 +67,6 @@ def _pod_spec(deployment: Deployment, options: OperatorOptions) -> dict[str, Any
         "imagePullSecrets": [{"name": name} for name in asked.image_pull_secrets],
     }
     return pod | {key: value for key, value in passed_through.items() if value}
-
-
-def _spread(deployment: Deployment) -> dict[str, Any]:
-    return {
-        "maxSkew": 1,
-        "topologyKey": "kubernetes.io/hostname",
-        "whenUnsatisfiable": "ScheduleAnyway",
-        "labelSelector": {"matchLabels": selector(deployment, "engine")},
-    }
 
 
 def _container(spec: PrismDeploymentSpec, image_reference: str, volumes: list[Volume]) -> dict[str, Any]:

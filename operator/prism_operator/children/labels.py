@@ -9,7 +9,7 @@ from prism_operator.children import names
 from prism_operator.crd.base import GROUP, KIND, VERSION
 from prism_operator.deployment import LABEL_CLASS, LABEL_COMPONENT, LABEL_DEPLOYMENT, MANAGED_BY, Deployment
 
-Component = Literal["engine", "loader"]
+Component = Literal["engine", "router", "loader"]
 
 
 def selector(deployment: Deployment, component: Component) -> dict[str, str]:
@@ -25,6 +25,17 @@ def labels(deployment: Deployment, component: Component) -> dict[str, str]:
         LABEL_CLASS: deployment.spec.operator_class,
         **selector(deployment, component),
     }
+
+
+def spread(deployment: Deployment, component: Component) -> list[dict[str, Any]]:
+    """Over nodes where that is possible; a pod that must share one is better than none."""
+    constraint = {
+        "maxSkew": 1,
+        "topologyKey": "kubernetes.io/hostname",
+        "whenUnsatisfiable": "ScheduleAnyway",
+        "labelSelector": {"matchLabels": selector(deployment, component)},
+    }
+    return [constraint]
 
 
 def owner_reference(deployment: Deployment) -> dict[str, Any]:

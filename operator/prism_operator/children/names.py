@@ -16,6 +16,7 @@ _PLAIN = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
 API_PORT = 8000
 ADMIN_PORT = 9000
 CONTAINER = "prism-serve"
+ROUTER_CONTAINER = "prism-router"
 CONFIG_KEY = "config.json"
 ADMIN_TOKEN_KEY = "token"
 
@@ -45,6 +46,15 @@ def stem(deployment: Deployment) -> str:
 def engine(deployment: Deployment) -> str:
     """StatefulSet, headless Service, ServiceAccount, PodDisruptionBudget and NetworkPolicy of the engines."""
     return stem(deployment) + ENGINE_SUFFIX
+
+
+def router(deployment: Deployment) -> str:
+    """Deployment, ServiceAccount, Role, RoleBinding, PodDisruptionBudget and NetworkPolicy of the routers."""
+    return f"{stem(deployment)}-router"
+
+
+def inference_pool(deployment: Deployment) -> str:
+    return stem(deployment)
 
 
 def service(deployment: Deployment) -> str:

@@ -17,17 +17,34 @@ Rule = dict[str, Any]
 
 
 def engine_policy(deployment: Deployment, options: OperatorOptions) -> dict[str, Any]:
-    """`api` from `ingressFrom`, by default from every pod of the cluster, and from everywhere where the Service is
-    one that the outside calls. `admin` from the operator, the deployment's own pods and `metricsFrom`. Out: names, and
-    `egressTo`. The kubelet's probes are the node's own and pass any policy.
+    """`api` from the routers and the operator, and from users where a gateway leads them past the routers. `admin` from
+    routers, the operator and `metricsFrom`. Out: names, and `egressTo`. The kubelet's probes are the node's own and
+    pass any policy.
     """
     policy = deployment.spec.network_policy
-    admin_peers = [_operator_peer(options), _own_pods_peer(deployment), *policy.metrics_from]
-    ingress = [_ingress(names.API_PORT, _api_peers(deployment, options)), _ingress(names.ADMIN_PORT, admin_peers)]
+    routers = _pods_peer(deployment, "router")
+    api_peers = [routers, _operator_peer(options)]  # the operator looks at how far starts are
+    if deployment.spec.gateway.inference_pool is not None:
+        users = _user_peers(deployment)
+        api_peers = [*users, *api_peers] if users else []
+    admin_peers = [_operator_peer(options), routers, *policy.metrics_from]
+    ingress = [_ingress(names.API_PORT, api_peers), _ingress(names.ADMIN_PORT, admin_peers)]
     egress: list[Rule] = [_dns()]
     if policy.egress_to:
         egress.append({"to": list(policy.egress_to)})
     return _policy(deployment, names.engine(deployment), "engine", ingress, egress)
+
+
+def router_policy(deployment: Deployment, options: OperatorOptions) -> dict[str, Any]:
+    """`api` from users, `admin` from the operator and `metricsFrom`. Out: names, the API server, the engines."""
+    admin_peers = [_operator_peer(options), *deployment.spec.network_policy.metrics_from]
+    ingress = [_ingress(names.API_PORT, _user_peers(deployment)), _ingress(names.ADMIN_PORT, admin_peers)]
+    to_engines = {
+        "ports": [_port(names.API_PORT), _port(names.ADMIN_PORT)],
+        "to": [_pods_peer(deployment, "engine")],
+    }
+    egress = [_dns(), _to_api_server(options), to_engines]
+    return _policy(deployment, names.router(deployment), "router", ingress, egress)
 
 
 def loader_policy(deployment: Deployment) -> dict[str, Any]:
@@ -56,10 +73,12 @@ def _policy(
     return child(deployment, "networking.k8s.io/v1", "NetworkPolicy", name, component, spec=spec)
 
 
-def _api_peers(deployment: Deployment, options: OperatorOptions) -> list[Rule]:
-    """An empty list is everybody. The operator looks at how far starts are."""
+def _user_peers(deployment: Deployment) -> list[Rule]:
+    """`ingressFrom`; by default every pod of the cluster, or everybody (an empty list) where the Service is one that
+    the outside calls.
+    """
     if deployment.spec.network_policy.ingress_from:
-        return [*deployment.spec.network_policy.ingress_from, _operator_peer(options)]
+        return list(deployment.spec.network_policy.ingress_from)
     return [{"namespaceSelector": {}}] if deployment.spec.service.type == "ClusterIP" else []
 
 
@@ -72,8 +91,15 @@ def _operator_peer(options: OperatorOptions) -> Rule:
     }
 
 
-def _own_pods_peer(deployment: Deployment) -> Rule:
-    return {"podSelector": {"matchLabels": selector(deployment, "engine")}}
+def _pods_peer(deployment: Deployment, component: Component) -> Rule:
+    return {"podSelector": {"matchLabels": selector(deployment, component)}}
+
+
+def _to_api_server(options: OperatorOptions) -> Rule:
+    """It is seldom a pod that a selector could name."""
+    rule: Rule = {"ports": [_port(int(port)) for port in options.api_server_ports.split(",")]}
+    cidrs = [cidr for cidr in options.api_server_cidrs.split(",") if cidr]
+    return rule | {"to": [{"ipBlock": {"cidr": cidr}} for cidr in cidrs]} if cidrs else rule
 
 
 def _ingress(port: int, peers: list[Rule]) -> Rule:

@@ -1,4 +1,4 @@
-"""Memory, cards and shared memory of an engine container."""
+"""Memory, cards and shared memory of containers."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ from prism_operator.refused import Refused
 
 PROCESS_BYTES = 1 << 30
 """Asked for beside the host tier when the spec says nothing: the interpreter, torch and the pictures in work."""
+ROUTER_BYTES = 256 << 20
+"""Asked for when the spec says nothing: the interpreter, the index of what caches hold, and some bodies under way."""
 SHARED_MEMORY_BYTES = 1 << 30
 """`/dev/shm` for the ranks of tensor parallelism; Kubernetes gives 64 MiB, in which NCCL does not start."""
 
@@ -26,10 +28,10 @@ def engine_resources(spec: PrismDeploymentSpec) -> dict[str, Any]:
     """
     given = spec.pod_template.resources
     shared = shared_memory_bytes(spec)
-    requests, limits = _part(given, "requests"), _part(given, "limits")
+    requests, limits = (_part(given, part, "podTemplate") for part in ("requests", "limits"))
     for part in (requests, limits):
         if "memory" in part and shared:
-            part["memory"] = _mebibytes(_memory_bytes(part["memory"]) + shared)
+            part["memory"] = _mebibytes(_memory_bytes(part["memory"], "podTemplate") + shared)
     if "memory" not in requests and "memory" not in limits:
         requests["memory"] = _mebibytes(PROCESS_BYTES + quantity_bytes(spec.kv.host_memory) + shared)
     if spec.engine.device != "cpu":
@@ -39,18 +41,34 @@ def engine_resources(spec: PrismDeploymentSpec) -> dict[str, Any]:
     return {key: value for key, value in resources.items() if value}
 
 
-def _part(given: dict[str, Any], name: str) -> dict[str, Any]:
+def router_resources(spec: PrismDeploymentSpec) -> dict[str, Any]:
+    """`router.podTemplate.resources` as they are, with a memory request where it names none."""
+    given = spec.router.pod_template.resources
+    requests, limits = (_part(given, part, "router.podTemplate") for part in ("requests", "limits"))
+    if "memory" not in requests and "memory" not in limits:
+        requests["memory"] = _mebibytes(ROUTER_BYTES)
+    resources = {**given, "requests": requests, "limits": limits}
+    return {key: value for key, value in resources.items() if value}
+
+
+def router_memory_limit_bytes(spec: PrismDeploymentSpec) -> int:
+    """0: none."""
+    limits = _part(spec.router.pod_template.resources, "limits", "router.podTemplate")
+    return _memory_bytes(limits["memory"], "router.podTemplate") if "memory" in limits else 0
+
+
+def _part(given: dict[str, Any], name: str, field: str) -> dict[str, Any]:
     part = given.get(name) or {}
     if not isinstance(part, dict):
-        raise Refused("InvalidResources", f"podTemplate.resources.{name} must be an object of quantities")
+        raise Refused("InvalidResources", f"{field}.resources.{name} must be an object of quantities")
     return dict(part)
 
 
-def _memory_bytes(quantity: Any) -> int:
+def _memory_bytes(quantity: Any, field: str) -> int:
     try:
         return quantity_bytes(str(quantity))
     except ValueError as error:
-        raise Refused("InvalidResources", f"podTemplate.resources: memory: {error}") from None
+        raise Refused("InvalidResources", f"{field}.resources: memory: {error}") from None
 
 
 def _mebibytes(num_bytes: int) -> str:

@@ -21,14 +21,15 @@ def headless_service(deployment: Deployment) -> dict[str, Any]:
 
 
 def user_service(deployment: Deployment) -> dict[str, Any]:
-    """To the `api` port of the engines that are ready."""
+    """To the `api` port of the routers that are ready."""
     service = deployment.spec.service
     spec = {
         "type": service.type,
-        "selector": selector(deployment, "engine"),
+        "selector": selector(deployment, "router"),
         "ports": [_port("http", service.port, "api")],
     }
-    return child(deployment, "v1", "Service", names.service(deployment), annotations=service.annotations, spec=spec)
+    name = names.service(deployment)
+    return child(deployment, "v1", "Service", name, "router", annotations=service.annotations, spec=spec)
 
 
 def _port(name: str, port: int, target: str) -> dict[str, Any]:

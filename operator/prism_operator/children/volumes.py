@@ -1,4 +1,4 @@
-"""Volumes of an engine pod, each with its mount."""
+"""Volumes of pods, each with its mount."""
 
 from __future__ import annotations
 
@@ -35,12 +35,17 @@ class Volume:
         return mount | {"readOnly": True} if self.read_only else mount
 
 
+def admin_token_volume(deployment: Deployment) -> Volume:
+    """The token of `/internal/*`: engines and routers check it, and routers show it to engines."""
+    token = {"secretName": names.admin_token(deployment), "defaultMode": 0o440}
+    return Volume("admin-token", names.ADMIN_TOKEN_DIR, {"secret": token}, read_only=True)
+
+
 def engine_volumes(deployment: Deployment, config_name: str) -> list[Volume]:
     spec = deployment.spec
-    token = {"secretName": names.admin_token(deployment), "defaultMode": 0o440}
     volumes = [
         Volume("config", names.CONFIG_DIR, {"configMap": {"name": config_name}}, read_only=True),
-        Volume("admin-token", names.ADMIN_TOKEN_DIR, {"secret": token}, read_only=True),
+        admin_token_volume(deployment),
         Volume("tmp", "/tmp", _empty_dir(TMP_SIZE)),
         Volume("home", names.HOME_DIR, _empty_dir(HOME_SIZE)),
         Volume("cache", names.CACHE_DIR, _empty_dir(CACHE_SIZE)),

@@ -104,6 +104,7 @@ def _print_columns() -> list[Schema]:
         {"name": "Age", "type": "date", "jsonPath": ".metadata.creationTimestamp"},
         {"name": "Serving", "type": integer, "jsonPath": f"{status}readyReplicas", "priority": 1},
         {"name": "Updated", "type": integer, "jsonPath": f"{status}updatedReplicas", "priority": 1},
+        {"name": "Routers", "type": integer, "jsonPath": f"{status}readyRouters", "priority": 1},
         {"name": "Planned", "type": integer, "jsonPath": f"{status}plannedPages", "priority": 1},
         {"name": "URL", "type": string, "jsonPath": f"{status}url", "priority": 1},
         {

@@ -6,8 +6,9 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
-from prism_operator.crd.base import Annotations, ImageReference, Labels, Model, Name, Open, OptionalName, Quantity
-from prism_operator.crd.network import MonitoringSpec, NetworkPolicySpec, ServiceSpec
+from prism_operator.crd.base import ImageReference, Model, Name, Open, Quantity
+from prism_operator.crd.network import GatewaySpec, MonitoringSpec, NetworkPolicySpec, ServiceSpec
+from prism_operator.crd.pods import PodTemplateSpec, RouterPodTemplateSpec
 from prism_operator.crd.sources import ModelSource
 
 Positive = Annotated[int, Field(ge=1, le=2**31 - 1)]
@@ -36,6 +37,24 @@ class ImageSpec(Model):
         default="IfNotPresent", description="when it is pulled"
     )
     version: Annotated[str, Field(max_length=64)] = Field(default="", description="version of what the image holds")
+
+
+class RouterImageSpec(Model):
+    """The router's image. `image.version` names the version of what it holds, too."""
+
+    reference: ImageReference = Field(default="", description="default: the operator's router image")
+    pull_policy: Literal["Always", "IfNotPresent", "Never"] = Field(
+        default="IfNotPresent", description="when it is pulled"
+    )
+
+
+class RouterSpec(Model):
+    """The routers behind the Service that users call; `overrides` are further keys of their configuration, by group."""
+
+    replicas: Annotated[int, Field(ge=1, le=64)] = Field(default=2, description="router pods; they share no state")
+    image: RouterImageSpec = RouterImageSpec()
+    overrides: Open = Field(default_factory=dict, description="for example {upstream: {max_tries: 2}}")
+    pod_template: RouterPodTemplateSpec = RouterPodTemplateSpec()
 
 
 class EngineSpec(Model):
@@ -120,27 +139,6 @@ class GPUSpec(Model):
     sharing: Literal["none", "time-slicing", "mps"] = Field(default="none", description="how pods share one card")
 
 
-class PodTemplateSpec(Model):
-    """What is passed through to the engine pods."""
-
-    resources: Open = Field(default_factory=dict, description="of the engine container; cards are added to it")
-    node_selector: Labels = Field(default_factory=dict, description="labels of nodes that may run an engine")
-    tolerations: Annotated[list[Open], Field(max_length=32)] = Field(
-        default_factory=list, description="taints that engines tolerate"
-    )
-    affinity: Open = Field(default_factory=dict, description="a Kubernetes Affinity")
-    labels: Labels = Field(default_factory=dict, description="further labels of engine pods")
-    annotations: Annotations = Field(default_factory=dict, description="further annotations of engine pods")
-    priority_class_name: OptionalName = Field(default="", description="a PriorityClass")
-    runtime_class_name: OptionalName = Field(default="", description="a RuntimeClass, for example nvidia")
-    image_pull_secrets: Annotated[list[Name], Field(max_length=16)] = Field(
-        default_factory=list, description="Secrets with registry credentials, by name"
-    )
-    read_only_root_filesystem: bool | None = Field(
-        default=None, description="default: true on CPU, false with a card, whose runtime hooks write into it"
-    )
-
-
 class AuthSpec(Model):
     """API keys: every value of the Secret is a file of keys, one a line. Keys rotate without a restart."""
 
@@ -198,6 +196,7 @@ class PrismDeploymentSpec(Model):
     model: ModelSpec
     image: ImageSpec = ImageSpec()
     engine: EngineSpec = EngineSpec()
+    router: RouterSpec = RouterSpec()
     kv: KVSpec = KVSpec()
     media: MediaSpec = MediaSpec()
     replicas: Annotated[int, Field(ge=0, le=512)] = Field(default=1, description="engine pods; an autoscaler writes it")
@@ -209,6 +208,7 @@ class PrismDeploymentSpec(Model):
     startup: StartupSpec = StartupSpec()
     network_policy: NetworkPolicySpec = NetworkPolicySpec()
     service: ServiceSpec = ServiceSpec()
+    gateway: GatewaySpec = GatewaySpec()
     monitoring: MonitoringSpec = MonitoringSpec()
 
     @classmethod

@@ -23,6 +23,7 @@ ConditionType = Literal[
     "ModelReady",
     "AuthReady",
     "AutoscalingReady",
+    "InferencePoolReady",
     "ChildConflict",
     "SettingsUnchecked",
     "TensorParallelUnavailable",
@@ -74,6 +75,7 @@ class PrismDeploymentStatus(StatusModel):
     replicas: Count | None = Field(default=None, description="engine pods")
     ready_replicas: Count | None = Field(default=None, description="engine pods that serve, of any revision")
     updated_replicas: Count | None = Field(default=None, description="engine pods of the newest revision")
+    ready_routers: Count | None = Field(default=None, description="router pods that are ready")
     selector: Annotated[str, Field(max_length=1024)] | None = Field(
         default=None, description="label selector of the engine pods, for the scale subresource"
     )

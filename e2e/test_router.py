@@ -1,0 +1,90 @@
+"""Routers in front of engines: pods of both kinds come and go, no stream fails, and pages are found where they were."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from e2e.harness import Cluster, eventually, pod
+from e2e.load import read_page, readers
+from e2e.prism import START_S, Deployed, Page, invoice_pages, new_namespace, prism_deployment
+
+PAGE_TOKENS = 80
+"""Of the language model, for a page of 256 x 320 pixels."""
+PAGES = [invoice_pages(seed)[0] for seed in range(200, 208)]
+NEW_PAGES = [invoice_pages(seed)[0] for seed in range(300, 308)]
+
+
+@pytest.fixture(scope="module")
+def fleet(cluster: Cluster, operator: str) -> Iterator[Deployed]:
+    """One engine behind two routers, Ready; two engines after the first test."""
+    with new_namespace(cluster, "router") as namespace:
+        drain = {"propagationSeconds": 2, "streamSeconds": 90}
+        body = prism_deployment("fleet", namespace, router={"replicas": 2}, drain=drain)
+        deployed = Deployed.apply(cluster, body)
+        deployed.wait("Ready")
+        yield deployed
+        deployed.delete("--wait=false")
+
+
+def scale(deployed: Deployed, replicas: int) -> None:
+    """As a person or an autoscaler does, on the subresource; returns when so many serve."""
+    deployed.cluster.kubectl("scale", "pd", deployed.name, "-n", deployed.namespace, f"--replicas={replicas}")
+    eventually("the pass", lambda: deployed.status["observedGeneration"] == deployed.read()["metadata"]["generation"])
+    deployed.wait("Ready", timeout_s=2 * START_S)
+
+
+def homes(deployed: Deployed, pages: list[Page]) -> dict[int, str]:
+    """Asks about each page twice, of whichever routers: the second time it is known, where it was the first time."""
+    found = {}
+    for number, page in enumerate(pages):
+        first, second = (read_page(deployed.url, number, page) for _ in range(2))
+        assert (first.problem, second.problem) == ("", "")
+        assert second.pod == first.pod
+        assert second.cached_tokens >= PAGE_TOKENS
+        found[number] = first.pod
+    return found
+
+
+def uids(deployed: Deployed) -> tuple[set[str], set[str]]:
+    """Of engines, and of routers."""
+    return tuple({p["metadata"]["uid"] for p in pods} for pods in (deployed.engines(), deployed.routers()))  # type: ignore[return-value]
+
+
+def test_engines_from_one_to_three_to_two_and_new_routers_fail_no_stream_and_hits_follow(fleet: Deployed) -> None:
+    _, old_routers = uids(fleet)
+    with readers(fleet.url, PAGES) as readings:
+        scale(fleet, 3)
+        fleet.patch({"router": {"podTemplate": {"labels": {"mark": "rolled"}}}})
+        eventually("no old router", lambda: not old_routers & uids(fleet)[1], timeout_s=START_S)
+        fleet.wait("Ready")
+        of_three = homes(fleet, NEW_PAGES)
+        scale(fleet, 2)
+        of_two = homes(fleet, NEW_PAGES)
+    assert [reading for reading in readings if reading.problem] == []
+    assert len(set(of_three.values())) > 1, "new engines get pages"
+    assert {number: of_two[number] for number, home in of_three.items() if home != "fleet-engine-2"} == {
+        number: home for number, home in of_three.items() if home != "fleet-engine-2"
+    }, "pages of engines that stay stay there"
+    later = readings[len(readings) // 2 :]
+    assert sum(reading.cached_tokens >= PAGE_TOKENS for reading in later) > 0.8 * len(later)
+    assert len(fleet.status["conditions"]) > 0
+    assert fleet.condition("RouterReady")["status"] == fleet.condition("Available")["status"] == "True"
+
+
+def test_the_next_engine_waits_for_every_router(fleet: Deployed) -> None:
+    """One that is ready and tells the operator nothing: a pod that has a router's labels, and is none."""
+    cluster, (engines, _) = fleet.cluster, uids(fleet)
+    labels = {"prism-infer.io/deployment": fleet.name, "app.kubernetes.io/component": "router"}
+    cluster.apply(pod("stranger", fleet.namespace, cluster.images.base, "sleep", "600", labels=labels))
+    cluster.kubectl("wait", "pod/stranger", "-n", fleet.namespace, "--for=condition=Ready", "--timeout=60s")
+    fleet.patch({"podTemplate": {"labels": {"mark": "held"}}})
+    fleet.wait("Progressing", reason="WaitingForRouters", says="router stranger does not answer the operator")
+    fleet.wait("Ready", "False", reason="WaitingForRouters")
+    fleet.wait("Available")
+    assert uids(fleet)[0] == engines
+    fleet.patch({"podTemplate": {"labels": {"mark": None}}})
+    fleet.wait("Ready")
+    assert uids(fleet)[0] == engines
+    cluster.kubectl("delete", "pod", "stranger", "-n", fleet.namespace, "--wait=false")

@@ -1,0 +1,159 @@
+"""Captured steps: one family of CUDA graphs for decodes, hot suffixes and their mixtures, by the size of the step."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from prism_server.engine.language import StepOutput
+from prism_server.engine.step_inputs import StepSize
+
+logger = logging.getLogger(__name__)
+
+DECODES = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
+"""Sequences of the graphs for decodes alone. Up to some hundred rows a step's time is that of reading the weights, and
+rows of padding are nearly free."""
+MIXED_ROWS = (16, 32, 48, 64, 96, 128, 160, 192, 224, 256, 320, 384, 448, 512, 640, 768, 1024)
+"""Rows of the graphs for everything else: finer than doubling, because from some 150 rows on each costs its time."""
+FEW_SEQUENCES = (4, 16)
+"""Mixtures of few rows also have graphs for few sequences: a draw costs a row of the head and of logits."""
+FEW_ROWS = 128
+
+Replay = Callable[[], StepOutput]
+
+
+def family_sizes(max_rows: int, max_sequences: int) -> list[StepSize]:
+    """Sizes worth a graph, largest first: every step of at most `max_rows` rows fits into one of them."""
+    decodes = [n for n in DECODES if n < max_sequences] + [max_sequences]
+    sizes = {StepSize(n, n, n, each_row_draws=True) for n in decodes if n <= max_rows}
+    for rows in [n for n in MIXED_ROWS if n < max_rows] + [max_rows]:
+        few = FEW_SEQUENCES if rows <= FEW_ROWS else ()
+        for sequences in {min(n, rows, max_sequences) for n in (*few, max_sequences)}:
+            sizes.add(StepSize(rows, sequences, sequences))
+    return sorted(sizes, reverse=True)
+
+
+class GraphFamily:
+    """The graphs there are. A replay runs the step whose packet was sent last, padded to the graph's size."""
+
+    def __init__(self, replays: Mapping[StepSize, Replay]) -> None:
+        self._replays = dict(replays)
+        self._ascending = sorted(self._replays, key=lambda size: (size.rows, size.sequences, not size.each_row_draws))
+
+    def __len__(self) -> int:
+        return len(self._replays)
+
+    @property
+    def sizes(self) -> tuple[StepSize, ...]:
+        """Smallest first."""
+        return tuple(self._ascending)
+
+    def size_or_none(self, wanted: StepSize) -> StepSize | None:
+        """The smallest graph that a step fits into."""
+        for size in self._ascending:
+            if (
+                size.rows >= wanted.rows
+                and size.sequences >= wanted.sequences
+                and (wanted.each_row_draws or not size.each_row_draws)
+            ):
+                return size
+        return None
+
+    def replay(self, size: StepSize) -> StepOutput:
+        return self._replays[size]()
+
+
+def capture_within(
+    sizes: Sequence[StepSize],
+    capture: Callable[[Sequence[StepSize]], GraphFamily],
+    free_bytes: Callable[[], int],
+    needed_bytes: int,
+) -> GraphFamily:
+    """`capture` of as many sizes as leave `needed_bytes` free: while they do not, those of most rows are left out.
+
+    Graphs of one pool give its memory back only together, so each try starts afresh.
+    """
+    left = list(sizes)
+    while left:
+        graphs, most_rows = capture(left), max(size.rows for size in left)
+        free = free_bytes()
+        if free >= needed_bytes:
+            return graphs
+        text = "no graph for %d rows and more: with it %d bytes are free, %d are needed"
+        logger.warning(text, most_rows, free, needed_bytes)
+        del graphs
+        left = [size for size in left if size.rows < most_rows]
+    return GraphFamily({})
+
+
+class CapturedStep:
+    """A CUDA graph and where its output lies."""
+
+    def __init__(self, graph: torch.cuda.CUDAGraph, output: StepOutput) -> None:
+        self._graph, self._output = graph, output
+
+    def __call__(self) -> StepOutput:
+        self._graph.replay()
+        return self._output
+
+
+def capture_family(
+    sizes: Sequence[StepSize],
+    load_empty: Callable[[StepSize], None],
+    run: Callable[[StepSize], StepOutput],
+    stream: torch.cuda.Stream,
+    on_captured: Callable[[int], None],
+) -> GraphFamily:
+    """Capture `run` for each size, in this order, into one pool of memory; what does not fit is left out.
+
+    `load_empty` sends a packet of nothing but padding, on which `run` is run once before (kernels are compiled and
+    libraries make their workspaces then, not while the stream is being recorded). Largest first: the smaller ones find
+    room in what the larger ones left.
+    """
+    pool = torch.cuda.graph_pool_handle()
+    replays: dict[StepSize, Replay] = {}
+    for number, size in enumerate(sizes, 1):
+        try:
+            replays[size] = _capture(size, load_empty, run, stream, pool)
+        except torch.OutOfMemoryError as error:
+            reason = str(error).splitlines()[0]
+            logger.warning("no graph for %d rows of %d sequences: %s", size.rows, size.sequences, reason)
+        on_captured(number)
+    return GraphFamily(replays)
+
+
+def _capture(
+    size: StepSize,
+    load_empty: Callable[[StepSize], None],
+    run: Callable[[StepSize], StepOutput],
+    stream: torch.cuda.Stream,
+    pool: Any,
+) -> Replay:
+    with torch.cuda.stream(stream):
+        load_empty(size)
+        run(size)
+    graph = torch.cuda.CUDAGraph()
+    # Other threads (media, HTTP) may call the driver meanwhile: only this one's calls are restricted.
+    with torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="thread_local"):
+        output = run(size)
+    return CapturedStep(graph, StepOutput(_window(output.logits), output.tokens))
+
+
+class _Memory:
+    """Somebody's device memory, without keeping it."""
+
+    def __init__(self, tensor: Tensor) -> None:
+        self.__cuda_array_interface__ = tensor.__cuda_array_interface__
+
+
+def _window(tensor: Tensor) -> Tensor:
+    """The same memory, which stays free for the next capture in the pool: only one graph runs at a time, and what it
+    left is read before the next one starts. Logits would otherwise take a row of the vocabulary for every draw of every
+    graph."""
+    window = torch.as_tensor(_Memory(tensor), device=tensor.device)
+    assert window.data_ptr() == tensor.data_ptr(), "a window is no copy"
+    return window

@@ -1,0 +1,1 @@
+"""The router: a request goes where its pictures are."""

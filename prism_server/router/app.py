@@ -1,0 +1,114 @@
+"""The two ASGI applications: what users call, and what the cluster calls."""
+
+from __future__ import annotations
+
+import logging
+import re
+
+from prism_server import __version__
+from prism_server.errors import BadRequest, PrismError
+from prism_server.router.admin import explain_placement, pods_known
+from prism_server.router.asgi import App, ClientLeft, Receive, Scope, Send, error_json, header, send_json, send_whole
+from prism_server.router.metrics import CONTENT_TYPE
+from prism_server.router.proxied_headers import retry_after
+from prism_server.router.proxy import BrokenOff, Exchange
+from prism_server.router.secret import check_token
+from prism_server.router.services import Services
+
+log = logging.getLogger(__name__)
+
+POST_PATHS = frozenset(("/v1/chat/completions", "/v1/completions", "/v1/generate"))
+GET_PATH = re.compile(r"/v1/models(/(?!\.)[^/]+)*")
+"""No other path reaches a pod, and none that says `..`."""
+
+
+def api_app(services: Services) -> App:
+    """What users call."""
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        path, method = scope["path"], scope["method"]
+        if path in POST_PATHS or GET_PATH.fullmatch(path):
+            await _proxied(services, scope, receive, send)
+        elif not await _health(services, path, method, send):
+            await _refuse(services, send, _unknown(path))
+
+    return app
+
+
+async def _proxied(services: Services, scope: Scope, receive: Receive, send: Send) -> None:
+    exchange = Exchange(services, scope, receive, send)
+    with services.lifecycle.request():
+        try:
+            _check_method(scope)
+            await exchange.run()
+        except ClientLeft:
+            services.metrics.client_left()
+        except PrismError as error:
+            await _refuse(services, send, error)
+        except BrokenOff as fault:
+            log.warning("an answer without an end: %s", fault)  # the listener closes the connection
+        except Exception as fault:
+            log.exception("a fault of the router's own")
+            if exchange.status is not None:
+                raise
+            await _refuse(services, send, PrismError(f"internal error: {type(fault).__name__}"))
+            return
+    if exchange.status is not None:
+        services.metrics.answered(exchange.status)
+
+
+def _check_method(scope: Scope) -> None:
+    allowed = "POST" if scope["path"] in POST_PATHS else "GET"
+    if scope["method"] != allowed:
+        raise BadRequest(f"{scope['path']} takes {allowed}", status=405, code="method_not_allowed")
+
+
+def _unknown(path: str) -> BadRequest:
+    return BadRequest(f"there is no {path}", status=404, code="not_found")
+
+
+async def _refuse(services: Services, send: Send, error: PrismError) -> None:
+    """Before the first byte."""
+    services.metrics.answered(error.status)
+    again = [retry_after(getattr(error, "retry_after_s", 1))] if error.status in (429, 503) else []
+    close = [(b"connection", b"close")] if error.status == 413 else []  # the rest of the body is not read
+    await send_whole(send, error.status, error_json(error), [(b"content-type", b"application/json"), *again, *close])
+
+
+async def _health(services: Services, path: str, method: str, send: Send) -> bool:
+    """Answers `/livez`, `/readyz` and `/version`; whether it was one of them."""
+    if method not in ("GET", "HEAD"):
+        return False
+    phase = services.lifecycle.phase
+    if path == "/livez":
+        await send_json(send, {"alive": True})
+    elif path == "/readyz":
+        await send_json(send, {"ready": phase == "ready", "phase": phase}, 200 if phase == "ready" else 503)
+    elif path == "/version":
+        await send_json(send, {"name": "prism-router", "version": __version__})
+    else:
+        return False
+    return True
+
+
+def admin_app(services: Services) -> App:
+    """What the cluster calls."""
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        path, method = scope["path"], scope["method"]
+        try:
+            if path == "/metrics":
+                await send_whole(send, 200, services.metrics.expose(), [(b"content-type", CONTENT_TYPE)])
+            elif path == "/internal/pods":
+                check_token(services.settings.http.admin_token_file, header(scope, b"authorization"))
+                await send_json(send, pods_known(services))
+            elif path == "/debug/placement":
+                await explain_placement(services, scope, receive, send)
+            elif not await _health(services, path, method, send):
+                raise _unknown(path)
+        except PrismError as error:
+            await _refuse(services, send, error)
+        except ClientLeft:
+            return
+
+    return app

@@ -1,0 +1,125 @@
+"""A pod's "not me": answers and faults after which another pod may be asked."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from prism_server.errors import EngineFault, Overloaded, PrismError
+from prism_server.router.asgi import error_json
+from prism_server.router.placement import NoPod
+from prism_server.router.upstream import ConnectFailed, Connection, Head, UpstreamError
+
+SHUTTING_DOWN = "shutting_down"
+OVERLOADED = 429
+UNAVAILABLE = 503
+ABOUT_THE_REQUEST = frozenset(("deadline_exceeded",))
+"""Codes of a 503 that another pod would only repeat, later."""
+PASSING = frozenset(("loading", "leaving", "draining", SHUTTING_DOWN))
+"""Codes of a pod that is healthy, only not in service."""
+DEFAULT_RETRY_AFTER_S = 1.0
+LONGEST_RETRY_AFTER_S = 60.0
+
+
+class RouterFault(EngineFault):
+    """No pod can answer, or the one that did has broken off. HTTP 503, or an error event."""
+
+    def __init__(self, reason: str, code: str) -> None:
+        super().__init__(reason)
+        self.code = code
+
+
+class Silent(UpstreamError):
+    """Nothing has come for too long."""
+
+
+class ShuttingDown(UpstreamError):
+    """The router ends, and its streams with it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """Why a pod did not take a request."""
+
+    cause: str
+    """Label of the metric: connect, broken, silent, overloaded, unavailable, shutting_down."""
+    reason: str
+    """For people."""
+    is_fault: bool
+    """Whether it counts against the pod."""
+    head: Head | None = None
+    body: bytes = b""
+    is_final: bool = False
+    """The answer is about the request: nobody else need be asked."""
+
+    @property
+    def code(self) -> str:
+        """Of the error that the client is told, where the pod has not said one."""
+        return SHUTTING_DOWN if self.cause == SHUTTING_DOWN else "no_pod"
+
+    @property
+    def retry_after_s(self) -> float:
+        value = self.head.get(b"retry-after") if self.head else None
+        if value is None or not value.isdigit():
+            return DEFAULT_RETRY_AFTER_S
+        return min(LONGEST_RETRY_AFTER_S, float(value))
+
+
+async def refusal_of(head: Head, connection: Connection) -> Refusal | None:
+    """The refusal that an answer is, with its body read; None if the answer is one. Raises UpstreamError."""
+    if head.status == OVERLOADED:
+        return Refusal("overloaded", "the pod is overloaded", False, head, await connection.rest())
+    if head.status != UNAVAILABLE:
+        return None
+    body = await connection.rest()
+    code = _code(body)
+    is_fault = code not in PASSING | ABOUT_THE_REQUEST
+    return Refusal("unavailable", f"the pod answered 503 {code}", is_fault, head, body, code in ABOUT_THE_REQUEST)
+
+
+def refusal_from(error: UpstreamError) -> Refusal:
+    """The same for a pod that did not answer."""
+    match error:
+        case ShuttingDown():
+            return Refusal(SHUTTING_DOWN, str(error), False, is_final=True)
+        case ConnectFailed():
+            cause = "connect"
+        case Silent():
+            cause = "silent"
+        case _:
+            cause = "broken"
+    return Refusal(cause, str(error), True)
+
+
+@dataclass(frozen=True, slots=True)
+class LastWord:
+    """What the client is told when nobody takes its request."""
+
+    status: int
+    body: bytes
+    retry_after_s: float
+
+
+def last_word(refusal: Refusal | None, no_pod: NoPod | None) -> LastWord:
+    """The last pod's own refusal where it gave one, else ours. `no_pod`: there is nobody left to ask."""
+    if refusal is not None and refusal.head is not None:
+        return LastWord(refusal.head.status, refusal.body, refusal.retry_after_s)
+    wait_s = no_pod.retry_after_s if no_pod else DEFAULT_RETRY_AFTER_S
+    error: PrismError
+    if refusal is not None:
+        error = RouterFault(f"no pod could take the request; the last: {refusal.reason}", refusal.code)
+    elif no_pod is not None and no_pod.reason == "saturated":
+        error = Overloaded("all pods are full; try again later")
+    else:
+        error = RouterFault("no pod is in service", "no_pod")
+    return LastWord(error.status, error_json(error), wait_s)
+
+
+def _code(body: bytes) -> str:
+    try:
+        answer: Any = msgspec.json.decode(body)
+        return str(answer["error"]["code"])
+    except (msgspec.DecodeError, KeyError, TypeError):  # something in between answered
+        return ""

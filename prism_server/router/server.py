@@ -1,0 +1,108 @@
+"""The whole router, from the first socket to the last stream: listen, discover, serve, drain."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import time
+from collections.abc import Mapping
+
+from prism_server.errors import StartupError
+from prism_server.router.app import admin_app, api_app
+from prism_server.router.discovery_kubernetes import KubernetesApi, KubernetesDiscovery
+from prism_server.router.discovery_static import DnsDiscovery, StaticDiscovery, parse_backends
+from prism_server.router.endpoints import Discovery
+from prism_server.router.gauges import read_gauges
+from prism_server.router.listeners import Listener
+from prism_server.router.services import Services
+from prism_server.router.settings import DiscoverySettings, RouterSettings
+
+POLL_S = 0.1
+LAST_WORDS_S = 5.0
+"""For streams that were told to end, to send their last event."""
+
+
+class StopSignal:
+    """SIGTERM or Ctrl-C asks to stop; asking again asks to hurry."""
+
+    def __init__(self) -> None:
+        self.asked = asyncio.Event()
+        self.hurry = asyncio.Event()
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._on_signal)
+
+    def _on_signal(self) -> None:
+        (self.hurry if self.asked.is_set() else self.asked).set()
+
+
+def discovery_of(settings: DiscoverySettings, environ: Mapping[str, str] = os.environ) -> Discovery:
+    """The source of pods that the settings name. Raises StartupError."""
+    if settings.backends:
+        return StaticDiscovery(parse_backends(settings.backends, settings.admin_port))
+    if settings.dns_name:
+        return DnsDiscovery(settings.dns_name, settings.api_port, settings.admin_port, settings.dns_every_s)
+    url, namespace = settings.kubernetes_url, settings.namespace
+    if not url:
+        host, port = environ.get("KUBERNETES_SERVICE_HOST"), environ.get("KUBERNETES_SERVICE_PORT", "443")
+        if not host:
+            raise StartupError("discovery.service needs a cluster, or discovery.kubernetes_url")
+        url = f"https://[{host}]:{port}" if ":" in host else f"https://{host}:{port}"
+    if not namespace:
+        try:
+            namespace = (settings.credentials / "namespace").read_text("utf-8").strip()
+        except OSError as error:
+            raise StartupError(f"discovery.namespace is not given, and cannot be read: {error}") from error
+    api = KubernetesApi(url, settings.credentials)
+    return KubernetesDiscovery(api, namespace, settings.service, settings.api_port, settings.admin_port)
+
+
+async def serve(settings: RouterSettings) -> int:
+    """Runs until told to stop; the process's exit code. Raises StartupError if it cannot start as configured."""
+    services = Services(settings, discovery_of(settings.discovery))
+    services.metrics.watch(lambda: read_gauges(services))
+    stop = StopSignal()
+    http = settings.http
+    api = Listener(http.host, http.port, "http.port")
+    admin = Listener(http.admin_host, http.admin_port, "http.admin_port")
+    api.start(api_app(services), http.drain_timeout_s + LAST_WORDS_S)
+    admin.start(admin_app(services), 1.0)
+    print(f"prism-router: api on {api.url}, admin on {admin.url}", flush=True)
+    background = [asyncio.create_task(task) for task in (services.discover(), services.tick())]
+    asked = asyncio.create_task(stop.asked.wait())
+    try:
+        await asyncio.wait([asked, *background], return_when=asyncio.FIRST_COMPLETED)
+        for ended in filter(asyncio.Task.done, background):
+            ended.result()  # neither ends but by a fault of ours, which ends the process
+        await _drain(services, stop, api)
+    finally:
+        for task in (asked, *background):
+            task.cancel()
+        await asyncio.gather(api.close(), admin.close(), *background, return_exceptions=True)
+        services.close()
+    return 0
+
+
+async def _drain(services: Services, stop: StopSignal, api: Listener) -> None:
+    """First not ready, but open, until every proxy has noticed; then nobody new, and the streams may finish."""
+    services.lifecycle.leave()
+    await _wait(stop.hurry, services.settings.http.drain_propagation_s)
+    services.lifecycle.drain()
+    api.shut()
+    await _until_empty(services, stop.hurry, services.settings.http.drain_timeout_s)
+    for request in tuple(services.open):
+        request.stop()
+    await _until_empty(services, asyncio.Event(), LAST_WORDS_S)
+
+
+async def _until_empty(services: Services, cut_short: asyncio.Event, timeout_s: float) -> None:
+    end_s = time.monotonic() + timeout_s
+    while services.lifecycle.inside and not cut_short.is_set() and time.monotonic() < end_s:
+        await _wait(cut_short, POLL_S)
+
+
+async def _wait(event: asyncio.Event, timeout_s: float) -> None:
+    with contextlib.suppress(TimeoutError):
+        await asyncio.wait_for(event.wait(), timeout_s)

@@ -1,0 +1,57 @@
+"""Which sizes of steps are captured, and which graph a step takes."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from prism_server.engine.graphs import GraphFamily, family_sizes
+from prism_server.engine.step_inputs import StepSize
+
+
+def family_of(sizes: list[StepSize]) -> GraphFamily:
+    return GraphFamily({size: partial(pytest.fail, "nothing is replayed here") for size in sizes})
+
+
+@st.composite
+def steps(draw: st.DrawFn, max_rows: int, max_sequences: int) -> StepSize:
+    sequences = draw(st.integers(1, min(max_rows, max_sequences)))
+    if draw(st.booleans()):
+        return StepSize(sequences, sequences, sequences, each_row_draws=True)
+    return StepSize(draw(st.integers(sequences, max_rows)), sequences, draw(st.integers(0, sequences)))
+
+
+@given(st.data())
+def test_every_step_of_at_most_the_largest_rows_takes_the_smallest_graph_that_holds_it(data: st.DataObject) -> None:
+    max_rows, max_sequences = data.draw(st.integers(1, 600)), data.draw(st.integers(1, 300))
+    sizes = family_sizes(max_rows, max_sequences)
+    family, step = family_of(sizes), data.draw(steps(max_rows, max_sequences))
+    chosen = family.size_or_none(step)
+    assert chosen is not None
+    for size in sizes:
+        holds = size.rows >= step.rows and size.sequences >= step.sequences and size.draws >= step.draws
+        holds = holds and (step.each_row_draws or not size.each_row_draws)
+        if size == chosen:
+            assert holds
+        elif holds:
+            assert (size.rows, size.sequences) >= (chosen.rows, chosen.sequences)
+
+
+def test_larger_steps_take_no_graph_and_neither_do_those_whose_graph_was_left_out() -> None:
+    sizes = family_sizes(512, 64)
+    assert family_of(sizes).size_or_none(StepSize(513, 3, 3)) is None
+    assert family_of(sizes[1:]).size_or_none(StepSize(512, 3, 3)) is None
+    assert family_of([]).size_or_none(StepSize(1, 1, 1, each_row_draws=True)) is None
+    mixed_only = [size for size in sizes if not size.each_row_draws]
+    assert family_of(mixed_only).size_or_none(StepSize(5, 5, 5, each_row_draws=True)) == StepSize(16, 16, 16)
+
+
+def test_the_default_family_is_modest_and_starts_with_the_largest() -> None:
+    sizes = family_sizes(512, 64)
+    assert len(sizes) == len(set(sizes)) <= 50
+    assert sizes == sorted(sizes, reverse=True)
+    assert max(size.rows for size in sizes) == 512
+    assert [size.rows for size in sizes if size.each_row_draws] == [64, 48, 32, 24, 16, 12, 8, 4, 2, 1]
