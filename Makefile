@@ -8,7 +8,7 @@ BIN := .venv/bin
 STAMP := .venv/installed
 
 .DEFAULT_GOAL := install
-.PHONY: install demo test lint unit accuracy clean
+.PHONY: install demo test lint unit browser screenshot examples accuracy clean
 
 install: $(STAMP)
 
@@ -38,8 +38,24 @@ lint: $(STAMP)
 	$(BIN)/mypy
 
 # A process a core, each with one thread: OpenMP's threads of several processes would wait for one another.
-unit: $(STAMP)
+unit: $(STAMP) browser
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n auto --dist loadfile
+
+# The page's tests drive a real Chromium. Where none can be installed they are skipped, and say so.
+browser:
+	@for name in "$${PRISM_CHROMIUM:-}" chromium chromium-browser google-chrome google-chrome-stable; do \
+		if [ -n "$$name" ] && command -v "$$name" >/dev/null; then exit 0; fi; \
+	done; \
+	{ [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null && echo "installing Chromium for the tests of the page" \
+		&& apt-get update -qq && DEBIAN_FRONTEND=noninteractive \
+		apt-get install -y -qq --no-install-recommends chromium >/dev/null; } \
+	|| echo "NO CHROMIUM: the page is not tested. Install one, or name it with PRISM_CHROMIUM=PATH" >&2
+
+screenshot: $(STAMP) browser  ## the pictures of the page in docs/images
+	$(BIN)/python tests/page/screenshot.py
+
+examples: $(STAMP)  ## the bundled examples of the page, drawn again
+	$(BIN)/python -m prism_server.bench.page_examples
 
 accuracy: $(STAMP)  ## the counts of docs/accuracy.md: fifteen minutes on two cores
 	$(BIN)/prism-bench accuracy --reference --json docs/measurements/accuracy_demo_cpu.json

@@ -16,7 +16,7 @@ from e2e.cluster.layout import REPOSITORY
 from e2e.cluster.phases import phase
 
 HERE = Path(__file__).parent
-FIRST_HALF = ("test_cluster_itself", "test_gpu_plans", "test_operator_rows", "test_rollout")
+FIRST_HALF = ("test_cluster_itself", "test_gpu_plans", "test_operator_rows", "test_rollout", "test_router")
 """About as long as the rest."""
 CHART = "tests/chart"
 """The chart's render tests need helm, which is there inside a cluster's environment."""

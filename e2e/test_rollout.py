@@ -178,13 +178,13 @@ def test_with_one_replica_the_gap_is_said_first_and_is_a_503_with_retry_after_an
             if condition["type"] == "Progressing" and condition["reason"] == "NoSurge" and is_new:
                 said.append(int(metadata["resourceVersion"]))
 
-    with pod_history(pair) as pods, watching(pair.cluster, PRISM_DEPLOYMENTS, pair.namespace, listen):
-        with steady_load(pair.url) as load:
-            mark(pair, "alone")
-            pair.wait("Available", "False", reason="NoReadyPods")
-            pair.wait("RouterReady")
-            pair.wait("Ready")
-            load.more()
+    watch = watching(pair.cluster, PRISM_DEPLOYMENTS, pair.namespace, listen)
+    with pod_history(pair) as pods, watch, steady_load(pair.url) as load:
+        mark(pair, "alone")
+        pair.wait("Available", "False", reason="NoReadyPods")
+        pair.wait("RouterReady")
+        pair.wait("Ready")
+        load.more()
     assert said[0] < pods.leaving_version[old], "versions of the API server only grow"
     assert load.failures == []
     assert load.sent_away > 0

@@ -49,7 +49,8 @@ def homes(deployed: Deployed, pages: list[Page]) -> dict[int, str]:
 
 def uids(deployed: Deployed) -> tuple[set[str], set[str]]:
     """Of engines, and of routers."""
-    return tuple({p["metadata"]["uid"] for p in pods} for pods in (deployed.engines(), deployed.routers()))  # type: ignore[return-value]
+    engines, routers = ({p["metadata"]["uid"] for p in pods} for pods in (deployed.engines(), deployed.routers()))
+    return engines, routers
 
 
 def test_engines_from_one_to_three_to_two_and_new_routers_fail_no_stream_and_hits_follow(fleet: Deployed) -> None:
@@ -64,12 +65,10 @@ def test_engines_from_one_to_three_to_two_and_new_routers_fail_no_stream_and_hit
         of_two = homes(fleet, NEW_PAGES)
     assert [reading for reading in readings if reading.problem] == []
     assert len(set(of_three.values())) > 1, "new engines get pages"
-    assert {number: of_two[number] for number, home in of_three.items() if home != "fleet-engine-2"} == {
-        number: home for number, home in of_three.items() if home != "fleet-engine-2"
-    }, "pages of engines that stay stay there"
+    moved = {number for number, home in of_three.items() if of_two[number] != home}
+    assert moved == {number for number, home in of_three.items() if home == "fleet-engine-2"}, "the one that went"
     later = readings[len(readings) // 2 :]
     assert sum(reading.cached_tokens >= PAGE_TOKENS for reading in later) > 0.8 * len(later)
-    assert len(fleet.status["conditions"]) > 0
     assert fleet.condition("RouterReady")["status"] == fleet.condition("Available")["status"] == "True"
 
 

@@ -6,10 +6,12 @@ Plain values: nothing here looks at the environment. settings_cli.py fills them 
 
 from __future__ import annotations
 
+import re
+from ipaddress import IPv4Network, IPv6Network, ip_address
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, FilePath, model_validator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, FilePath, model_validator
 
 from prism_server.capacity.models import ModelShape, WeightDtype
 from prism_server.capacity.page_layout import KVDtype
@@ -25,7 +27,33 @@ def _exists(path: Path) -> Path:
     return path
 
 
+def _split(value: Any) -> Any:
+    """A list as the command line and the environment spell it: `a,b`."""
+    return [part.strip() for part in value.split(",") if part.strip()] if isinstance(value, str) else value
+
+
+HOST_RULE = re.compile(r"\*|(\*\.)?[a-z0-9_]([a-z0-9_-]*[a-z0-9_])?(\.[a-z0-9_]([a-z0-9_-]*[a-z0-9_])?)*")
+
+
+def _host_rules(rules: tuple[str, ...]) -> tuple[str, ...]:
+    return tuple(map(_host_rule, rules))
+
+
+def _host_rule(text: str) -> str:
+    """In the one spelling that hosts of links are compared with."""
+    rule = text.lower()
+    if HOST_RULE.fullmatch(rule):
+        return rule
+    try:
+        return str(ip_address(rule))
+    except ValueError:
+        raise ValueError(f"{text!r} is no host: example.org, *.example.org, an address, or * for all") from None
+
+
 ExistingPath = Annotated[Path, AfterValidator(_exists)]
+Item = TypeVar("Item")
+List = Annotated[tuple[Item, ...], BeforeValidator(_split)]
+HostRules = Annotated[List[str], AfterValidator(_host_rules)]
 Positive = Annotated[int, Field(ge=1)]
 NonNegative = Annotated[int, Field(ge=0)]
 Port = Annotated[int, Field(ge=0, le=65535)]
@@ -96,14 +124,14 @@ class EngineSettings(Group):
         default=0, description="longest prefill chunk of one request; 0: as max_step_tokens allows"
     )
     step_budget_ms: Annotated[float, Field(gt=0)] = Field(
-        default=20.0, description="a step's time while anything decodes"
+        default=24.0, description="a step's time while anything decodes"
     )
     ageing_ms: NonNegative = Field(
         default=2000, description="a request that has waited longer goes first, whatever its work"
     )
     feature_cache_bytes: Positive = Field(default=1 * GIB, description="encoder outputs, pinned ones included")
     graphs: bool = Field(default=True, description="replay steps as CUDA graphs where the backend can; off: the twin")
-    max_graph_tokens: Positive = Field(default=512, description="rows of the largest captured step")
+    max_graph_tokens: Positive = Field(default=1024, description="rows of the largest captured step")
     overlap: bool = Field(default=True, description="prepare a step while the one before runs; off: the plain loop")
 
 
@@ -116,10 +144,52 @@ class MediaSettings(Group):
         default=100_000_000, description="width x height of a picture, from its header"
     )
     max_image_tokens: Positive = Field(default=4096, description="larger pictures are scaled down to it")
+    max_video_tokens: Positive = Field(
+        default=12_288, description="a clip above it is shown with fewer frames, then with smaller ones"
+    )
+    max_video_s: Annotated[float, Field(gt=0)] = Field(default=3600.0, description="longest clip")
+    max_video_decoded_pixels: Positive = Field(
+        default=100_000_000_000, description="width x height of all frames that a clip makes the decoder go through"
+    )
+    max_listed_frames: Positive = Field(default=1024, description="pictures in a clip that is sent as a list of them")
+    video_prompt: Literal["nested", "flat"] = Field(
+        default="nested",
+        description="nested: a clip's frames stand inside the template's vision tokens, as transformers has it from "
+        "5.10 on; flat: in their place, as before",
+    )
     workers: NonNegative = Field(default=0, description="decoding threads; 0: one a core, at most 8")
     cache_bytes: NonNegative = Field(default=1 * GIB, description="decoded patches kept on the host")
     facts_items: Positive = Field(
         default=1_000_000, description="media whose facts are remembered (some 200 bytes each)"
+    )
+
+
+class FetchSettings(Group):
+    """Media that requests name by http(s) links instead of sending them. Off until hosts are listed."""
+
+    hosts: HostRules = Field(
+        default=(), description="that links may name: example.org, *.example.org (its subdomains), or * for all"
+    )
+    allow_http: bool = Field(default=False, description="http links too; anybody on the way can read and change those")
+    ports: List[Port] = Field(default=(), description="that links may name; none: 443, and 80 for http")
+    private_networks: List[IPv4Network | IPv6Network] = Field(
+        default=(), description="networks that links may lead into although they are private: a cluster's object store"
+    )
+    ca_file: Path | None = Field(
+        default=None, description="further certificate authorities (PEM), beside the public ones"
+    )
+    max_bytes: Positive = Field(default=64 * MIB, description="of one link's answer; media.max_item_bytes holds too")
+    max_request_bytes: Positive = Field(default=128 * MIB, description="of all links of one request")
+    max_request_links: Positive = Field(default=128, description="different links of one request")
+    max_redirects: NonNegative = 3
+    connect_timeout_s: Annotated[float, Field(gt=0)] = Field(default=5.0, description="for each address of a host")
+    total_timeout_s: Annotated[float, Field(gt=0)] = Field(
+        default=30.0, description="for one link, from the first name looked up to the last byte"
+    )
+    concurrency: Positive = Field(default=16, description="links fetched at the same time; the others wait their turn")
+    cache_bytes: NonNegative = Field(default=256 * MIB, description="answers kept on the host; 0 keeps none")
+    max_fresh_s: NonNegative = Field(
+        default=300, description="longest time that an answer's own max-age is believed before its host is asked again"
     )
 
 
@@ -131,6 +201,7 @@ class HTTPSettings(Group):
     admin_host: str = "0.0.0.0"
     admin_port: Port = 9000
     max_body_bytes: Positive = 128 * MIB
+    page: bool = Field(default=True, description="the page at / to try the model on; off: 404")
     request_timeout_s: Annotated[float, Field(gt=0)] = Field(
         default=600.0, description="deadline of a request, from arrival"
     )
@@ -155,6 +226,7 @@ class ServerSettings(Group):
     kv: KVSettings = KVSettings()
     engine: EngineSettings = EngineSettings()
     media: MediaSettings = MediaSettings()
+    fetch: FetchSettings = FetchSettings()
     http: HTTPSettings = HTTPSettings()
 
     @model_validator(mode="after")

@@ -62,7 +62,7 @@ class Option:
     @property
     def help(self) -> str:
         default = self.field.get_default()
-        shown = "none" if default is None else json.dumps(default) if default == "" else _spelled(default)
+        shown = "none" if default in (None, ()) else json.dumps(default) if default == "" else _spelled(default)
         text = f"{self.field.description} " if self.field.description else ""
         return f"{text}[default: {shown}; env: {self.env_name}]".replace("%", "%%")
 
@@ -201,15 +201,17 @@ def _is_service_link(name: str, value: str) -> bool:
 def _problem(error: ErrorDetails, given: Mapping[str, Given]) -> str:
     """One validation error as `where 'value': what is allowed`."""
     reason = error["msg"].removeprefix("Value error, ").replace("Input should be", "must be").split(", unable to")[0]
-    entry = given.get(".".join(str(step) for step in error["loc"]))
+    entry = given.get(".".join(str(step) for step in error["loc"][:2]))  # of a list, not of its item
     return f"{entry.source} {_spelled(entry.value)!r}: {reason}" if entry else reason
 
 
 def _metavar(annotation: Any) -> str:
-    """`N`, `X`, `true|false`, `FILE`, `TEXT`, or the choices of a Literal."""
+    """`N`, `X`, `true|false`, `FILE`, `TEXT`, `A,B` for a list, or the choices of a Literal."""
     origin = get_origin(annotation)
     if origin is Annotated:
         return _metavar(get_args(annotation)[0])
+    if origin is tuple:
+        return "A,B"
     if origin is Literal:
         return "{" + ",".join(get_args(annotation)) + "}"
     if origin in (Union, types.UnionType):

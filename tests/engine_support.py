@@ -32,8 +32,8 @@ from prism_server.model.config import ModelConfig
 from prism_server.prompt.encoded import EncodedPrompt
 from prism_server.settings import ServerSettings
 
-Parts = Sequence[str | bytes]
-"""A user's message: text, and encoded pictures among it."""
+Parts = Sequence[str | bytes | MediaItem]
+"""A user's message: text, and encoded pictures or media of any kind among it."""
 PATIENCE_S = 120.0
 PAGE_TOKENS = 16
 """Small pages, so that short prompts cross several of them."""
@@ -131,10 +131,11 @@ class Driver:
 
     def prompt(self, parts: Parts) -> tuple[EncodedPrompt, tuple[MediaItem, ...]]:
         """Described, rendered and keyed, as before any request."""
-        items = tuple(MediaItem("image", part) for part in parts if isinstance(part, bytes))
+        media = [MediaItem("image", part) if isinstance(part, bytes) else part for part in parts]
+        items = tuple(part for part in media if isinstance(part, MediaItem))
         indices = itertools.count()
         contents = [
-            MediaContent(next(indices), "image") if isinstance(part, bytes) else TextContent(part) for part in parts
+            TextContent(part) if isinstance(part, str) else MediaContent(next(indices), part.kind) for part in media
         ]
         facts = [self.engine.media.describe(item) for item in items]
         return self.engine.prompts.encode_chat([Message("user", tuple(contents))], facts, items), items

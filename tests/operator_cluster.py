@@ -176,6 +176,11 @@ class World:
     def num_ready(self) -> int:
         return sum(pod.is_ready for pod in self.pods())
 
+    def num_ready_routers(self) -> int:
+        """As their Deployment's controller has counted them."""
+        bodies = self.api.list(DEPLOYMENT, self.namespace)
+        return sum(body.get("status", {}).get("readyReplicas", 0) for body in bodies)
+
     def run_kubelet(self, bad_images: frozenset[str] = frozenset({"bad:1"})) -> None:
         """Every pod becomes ready, but for those of a bad image."""
         for body in [*self.engines(), *self.routers()]:

@@ -22,6 +22,7 @@ ORDER = (
     "capacity",
     "settings",
     "settings_cli",
+    "page",
     "media",
     "router",
     "prompt",

@@ -65,9 +65,25 @@ def test_values_are_converted_by_the_options_type() -> None:
     assert settings.http.api_keys_file == Path(__file__)
 
 
+def test_lists_come_with_commas_or_as_json(tmp_path: Path) -> None:
+    config = write_config(tmp_path, {"fetch": {"hosts": ["Example.org"], "ports": [8443]}})
+    assert load_settings(["--config", config], {}).fetch.hosts == ("example.org",)
+    fetch = load_settings(
+        ["--config", config, "--fetch.hosts", "*.a.org, ::0001,*"], {"PRISM_FETCH__PORTS": "80,443"}
+    ).fetch
+    assert (fetch.hosts, fetch.ports) == (("*.a.org", "::1", "*"), (80, 443))
+
+
 @pytest.mark.parametrize(
     ("argv", "parts"),
     [
+        (
+            ["--fetch.hosts", "a.org,https://b.org"],
+            ["--fetch.hosts 'a.org,https://b.org'", "'https://b.org' is no host"],
+        ),
+        (["--fetch.hosts", "*b.org"], ["'*b.org' is no host"]),
+        (["--fetch.ports", "443,https"], ["--fetch.ports '443,https'", "valid integer"]),
+        (["--fetch.private_networks", "10.0.0.1/8"], ["--fetch.private_networks", "not a valid IPv4 network"]),
         (["--kv.dtyp", "fp8"], ["'--kv.dtyp'", "did you mean --kv.dtype?"]),
         (["--kv.dtype", "fp7"], ["--kv.dtype 'fp7'", "'fp8', 'bf16' or 'fp32'"]),
         (["--kv.dtype"], ["--kv.dtype", "expected one argument"]),
@@ -95,7 +111,7 @@ def test_a_mistake_on_the_command_line_names_key_value_and_what_is_allowed(argv:
         ("{", ["not valid JSON"]),
         ([], ["must hold a JSON object"]),
         ({"kv": {"dtyp": "fp8"}}, ["unknown option kv.dtyp", "did you mean kv.dtype?"]),
-        ({"cache": {}}, ["unknown group 'cache'", "model, kv, engine, media, http"]),
+        ({"cache": {}}, ["unknown group 'cache'", "model, kv, engine, media, fetch, http"]),
         ({"kv": 3}, ["kv is 3", "must be an object"]),
         ({"kv": {"dtype": 8}}, ["config.json: kv.dtype '8'", "'fp8', 'bf16' or 'fp32'"]),
         ({"kv": {"dtype": None}}, ["kv.dtype 'null'", "'fp8', 'bf16' or 'fp32'"]),

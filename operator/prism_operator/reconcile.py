@@ -15,7 +15,6 @@ from prism_operator.api import (
     POD,
     PRISM_DEPLOYMENT,
     SECRET,
-    STATEFUL_SET,
     Api,
     Conflict,
     Forbidden,
@@ -28,7 +27,7 @@ from prism_operator.apply import apply_children, prune
 from prism_operator.children import config, labels, missing_apis, names
 from prism_operator.crd.status import PrismDeploymentStatus
 from prism_operator.deployment import Deployment
-from prism_operator.drift import needs_apply, stamped
+from prism_operator.dry_run import checked, pod_spec
 from prism_operator.handover import hand_over
 from prism_operator.intent import Intent, hold_back, intend
 from prism_operator.measures import Measures
@@ -37,7 +36,6 @@ from prism_operator.observe import ClusterFacts, Observed, identity, observe, re
 from prism_operator.options import OperatorOptions
 from prism_operator.pods import Pod, lost_nodes
 from prism_operator.queue import Key
-from prism_operator.refused import Refused
 from prism_operator.rollout import Moves, Phase, next_moves
 from prism_operator.routers import Routers, RouterViews
 from prism_operator.slots import RolloutSlots
@@ -108,7 +106,9 @@ class Reconciler:
         memory = self._remember(key, who)
         before = PrismDeploymentStatus.parse(body.get("status"))
         observed = observe(self._api, self._facts, who)
-        intent = hold_back(self._checked(self._intend(body, observed, before), observed), observed.children)
+        intent = hold_back(
+            checked(self._api, self._intend(body, observed, before), observed.children), observed.children
+        )
         intent = hand_over(intent, observed.children)
         if intent.deployment is not None:
             stall_s = intent.deployment.spec.startup.stall_seconds
@@ -151,32 +151,6 @@ class Reconciler:
         # an autoscaler that finds no selector in the status complains; it is made once there is one
         return replace(intent, children=[child for child in intent.children if child["kind"] not in AUTOSCALERS])
 
-    def _checked(self, intent: Intent, observed: Observed) -> Intent:
-        """Asks the API server about a changed workload first: one that it refuses must not change anything else."""
-        workload = next((child for child in intent.children or () if child["kind"] == "StatefulSet"), None)
-        if workload is None:
-            return intent
-        wanted, metadata = stamped(workload), workload["metadata"]
-        live = observed.children.get(("StatefulSet", metadata["name"]))
-        if not needs_apply(wanted, live) or (live is None and self._exists(metadata)):
-            return intent
-        try:
-            answer = self._api.apply(STATEFUL_SET, metadata["namespace"], wanted, force=True, dry_run=True)
-        except (Invalid, Forbidden) as refusal:
-            return intent.frozen(Refused("WorkloadRefused", refusal.message))
-        if _has_image_volume(workload) and not _has_image_volume(answer):
-            why = "model.source.image: the API server drops image volumes; it is older than 1.35 or has them off"
-            return intent.frozen(Refused("ImageVolumeUnsupported", why))
-        return intent
-
-    def _exists(self, metadata: Object) -> bool:
-        """Somebody else's: `apply_children` tells of the conflict."""
-        try:
-            self._api.get(STATEFUL_SET, metadata["namespace"], metadata["name"])
-        except NotFound:
-            return False
-        return True
-
     def _carry_out(self, who: Deployment, intent: Intent, observed: Observed, memory: _Memory) -> list[Problem]:
         options = self._options
         problems = [] if intent.children is None and observed.serving is None else self._apply_token(who, memory)
@@ -184,7 +158,7 @@ class Reconciler:
             return problems
         problems += apply_children(self._api, intent.children, observed.children, who.uid, options.operator_class)
         if not problems:
-            in_use = [*observed.pod_specs, *(_pod_spec(child) for child in intent.children)]
+            in_use = [*observed.pod_specs, *(pod_spec(child) for child in intent.children)]
             prune(self._api, intent.children, observed.children, in_use)
         return problems
 
@@ -319,16 +293,7 @@ def _class_of(body: Object) -> str:
     return str(body.get("spec", {}).get("operatorClass", "prism"))
 
 
-def _pod_spec(child: Object) -> Object:
-    spec: Object = child.get("spec", {}).get("template", {}).get("spec", {})
-    return spec
-
-
 def _loader_job(intent: Intent, observed: Observed) -> Object | None:
     """Of this spec; one of the spec before may still be there."""
     wanted = next((child["metadata"]["name"] for child in intent.children or () if child["kind"] == "Job"), None)
     return observed.child("Job") if wanted is None else observed.children.get(("Job", wanted))
-
-
-def _has_image_volume(stateful_set: Object) -> bool:
-    return any("image" in volume for volume in _pod_spec(stateful_set).get("volumes") or ())

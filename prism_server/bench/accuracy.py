@@ -8,8 +8,8 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from prism_server.bench.client import Answer, Client, user_message
-from prism_server.bench.questions import MAX_ANSWER_TOKENS, Question, draw_questions
+from prism_server.bench.client import Answer, Client, Json, clip_message, user_message
+from prism_server.bench.questions import CLIP_LAYOUTS, MAX_ANSWER_TOKENS, PICTURE_LAYOUTS, Question, draw_questions
 from prism_server.bench.report import environment
 from prism_server.bench.scores import REFERENCE, Run, Scores
 from prism_server.bench.server_process import ServerProcess, cpu_threads
@@ -39,6 +39,8 @@ class AccuracyPlan:
 
     num_questions: int = 456
     seed: int = 0
+    clips: bool = False
+    """About clips, half of them sent as lists of frames, half as files, instead of pictures, pages and text."""
     num_clients: int = 8
     variants: Sequence[str] = DEFAULT_VARIANTS
     with_reference: bool = False
@@ -50,7 +52,7 @@ class AccuracyPlan:
 
 def measure(plan: AccuracyPlan) -> Scores:
     """Asks everybody the same questions, one system after the other. Raises AnswerFailed, StartupError."""
-    questions = draw_questions(plan.num_questions, plan.seed)
+    questions = draw_questions(plan.num_questions, plan.seed, CLIP_LAYOUTS if plan.clips else PICTURE_LAYOUTS)
     runs: list[Run] = []
     if plan.base_url is not None:
         runs.append(_run("server", {}, plan.base_url, questions, plan))
@@ -69,6 +71,7 @@ def report(plan: AccuracyPlan, scores: Scores) -> dict[str, object]:
     return {
         "measurement": "accuracy",
         "seed": plan.seed,
+        "clips": plan.clips,
         "clients": plan.num_clients,
         "environment": environment(),
         **scores.as_json(),
@@ -92,8 +95,7 @@ async def _ask_all(
 
     async def ask_on(client: Client, model: str) -> None:
         for index, question in waiting:
-            message = user_message(question.pictures, question.text)
-            answers[index] = await client.chat([message], model=model, max_tokens=MAX_ANSWER_TOKENS)
+            answers[index] = await client.chat([_message(question)], model=model, max_tokens=MAX_ANSWER_TOKENS)
             on_answer(len(answers))
 
     async with Client(url, plan.api_key) as client, asyncio.TaskGroup() as group:
@@ -101,6 +103,12 @@ async def _ask_all(
         for _ in range(plan.num_clients):
             group.create_task(ask_on(client, model))
     return [answers[index] for index in range(len(questions))]
+
+
+def _message(question: Question) -> Json:
+    if question.fps is None:
+        return user_message(question.pictures, question.text)
+    return clip_message(question.pictures, question.fps, question.file, question.text)
 
 
 def _reference_run(questions: Sequence[Question]) -> Run:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import multiprocessing
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -15,44 +15,50 @@ import torch
 from prism_server.capacity.page_layout import KVDtype, PageLayout
 from prism_server.ops.interface import AttentionBatch
 from prism_server.ops.kv_storage import PagedKV
-from prism_server.ops.triton.attention import TILES, PagedAttention, Tile
+from prism_server.ops.triton.attention import TILES, PagedAttention
+from prism_server.ops.triton.attention_launch import Tile
 
 Kind = Literal["few", "some", "many"]
 
 REGISTERS_OF_SM = 65_536
-SHARED_BYTES_OF_SM = 227 << 10
-LENS_OF: dict[Kind, tuple[int, int]] = {"few": (1, 100), "some": (48, 100), "many": (600, 700)}
+LENS_OF: dict[Kind, tuple[int, int]] = {"few": (1, 1000), "some": (48, 1000), "many": (600, 700)}
 """Query rows and context of a step that has a kind's class only."""
 MAX_SEQUENCES = 64
 
 log = logging.getLogger(__name__)
 
-Block = tuple[int, int, int, int]
+Block = tuple[int, int, int, int, int, int, bool]
+UNCUT = 1 << 30
 BLOCKS: dict[KVDtype, dict[Kind, tuple[Block, ...]]] = {
     "fp8": {
-        "few": (
-            (16, 64, 4, 3), (16, 64, 2, 3), (16, 64, 4, 2), (16, 128, 4, 2), (16, 64, 4, 4), (16, 32, 1, 4),
-            (16, 128, 4, 3), (16, 64, 2, 2), (16, 64, 2, 4), (16, 32, 2, 4), (16, 64, 1, 3), (16, 128, 8, 2),
-            (16, 32, 1, 3), (16, 128, 8, 3), (16, 32, 2, 3),
+        "many": (
+            (64, 64, 4, 3, 2, UNCUT, True), (64, 64, 4, 2, 2, UNCUT, True), (128, 64, 8, 3, 1, UNCUT, True),
+            (128, 64, 8, 2, 1, UNCUT, True), (64, 64, 4, 3, 2, UNCUT, False), (128, 64, 8, 3, 1, UNCUT, False),
         ),
         "some": (
-            (64, 64, 4, 3), (64, 64, 4, 2), (64, 128, 4, 2), (128, 64, 8, 3), (128, 64, 4, 3), (32, 64, 4, 3),
-            (128, 64, 8, 2), (64, 32, 4, 3), (32, 64, 2, 3), (64, 128, 8, 2),
+            (64, 64, 4, 3, 2, 512, False), (64, 64, 4, 3, 2, 256, False), (64, 64, 4, 3, 2, 512, True),
+            (64, 64, 4, 3, 2, 256, True), (64, 64, 4, 2, 3, 256, False), (64, 64, 4, 2, 3, 512, False),
+            (128, 64, 8, 3, 1, 256, False), (128, 64, 8, 3, 1, 512, False), (64, 32, 4, 3, 3, 256, False),
+            (32, 64, 4, 3, 3, 256, False), (32, 64, 4, 3, 3, 512, False), (64, 128, 4, 2, 2, 512, False),
+            (256, 32, 8, 3, 1, 128, False), (128, 64, 8, 3, 1, 256, True),
         ),
-        "many": (
-            (128, 64, 8, 3), (128, 128, 8, 2), (128, 64, 8, 2), (128, 64, 4, 3), (64, 64, 4, 3), (128, 128, 8, 3),
-            (64, 128, 4, 2),
-        ),
+        "few": ((16, 64, 4, 3, 4, 256, False), (16, 64, 4, 3, 3, 256, False), (16, 64, 2, 3, 6, 256, False),
+                (16, 64, 4, 3, 4, 512, False)),
     },
     "bf16": {
-        "few": ((16, 64, 4, 3), (16, 64, 2, 3), (16, 32, 2, 4), (16, 64, 4, 2), (16, 32, 1, 4), (16, 64, 4, 4)),
-        "some": ((64, 64, 4, 3), (64, 64, 4, 2), (128, 64, 8, 3), (32, 64, 4, 3)),
-        "many": ((128, 64, 8, 3), (128, 128, 8, 2), (128, 64, 8, 2), (64, 64, 4, 3)),
+        "many": ((64, 64, 4, 3, 2, UNCUT, False), (128, 64, 8, 3, 1, UNCUT, False), (64, 64, 4, 2, 2, UNCUT, False)),
+        "some": (
+            (64, 64, 4, 3, 2, 512, False), (64, 64, 4, 3, 2, 256, False), (64, 64, 4, 2, 3, 256, False),
+            (128, 64, 8, 3, 1, 512, False), (64, 32, 4, 3, 3, 256, False),
+        ),
+        "few": (
+            (16, 64, 4, 3, 3, 512, False), (16, 64, 4, 3, 3, 256, False), (16, 64, 4, 2, 4, 256, False),
+            (16, 32, 2, 4, 4, 256, False), (16, 64, 4, 4, 2, 512, False),
+        ),
     },
     "fp32": {"few": (), "some": (), "many": ()},
 }  # fmt: skip
-"""Most promising first: query rows, tokens, warps, stages."""
-PROGRAMS: dict[Kind, tuple[int, ...]] = {"few": (4, 3, 6, 8, 12, 2), "some": (2, 1, 3, 4), "many": (1, 2)}
+"""Query rows, tokens, warps, stages, programs on an SM, tokens of a piece, unpacked."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,35 +71,25 @@ class Candidate:
     def label(self) -> str:
         t = self.tile
         size = f"{t.block_rows}x{t.block_tokens} w{t.num_warps} s{t.num_stages}"
-        return f"{size} p{t.programs_per_sm} r{t.max_registers} piece {t.piece_tokens}"
+        piece = "uncut" if t.piece_tokens == UNCUT else f"piece {t.piece_tokens}"
+        return f"{size} p{t.programs_per_sm} r{t.max_registers} {piece}{' unpacked' if t.unpacked else ''}"
 
 
 def candidates(kv_dtype: KVDtype, kind: Kind) -> list[Candidate]:
-    """Every block with as many programs on an SM as its registers and shared memory may allow."""
-    found = []
+    """With as many registers as so many programs on an SM leave."""
     base: Tile = getattr(TILES[kv_dtype], kind)
-    for programs in PROGRAMS[kind]:
-        for rows, tokens, warps, stages in BLOCKS[kv_dtype][kind]:
-            registers = min(255, REGISTERS_OF_SM // (programs * warps * 32) // 8 * 8)
-            token_bytes = PageLayout(1, 1, 128, 64, kv_dtype).bytes_per_token
-            shared = tokens * token_bytes * max(1, stages - 1) + rows * 256
-            sums = rows * (128 + 2 * tokens) // (32 * warps)
-            if registers >= max(56, sums + 40) and programs * shared <= SHARED_BYTES_OF_SM:
-                tile = replace(
-                    base, block_rows=rows, block_tokens=tokens, num_warps=warps, num_stages=stages,
-                    programs_per_sm=programs, max_registers=registers,
-                )  # fmt: skip
-                found.append(Candidate(kv_dtype, kind, tile))
-    return found
-
-
-def neighbours(best: Iterable[Candidate]) -> list[Candidate]:
-    """The same with contexts cut into shorter and longer pieces."""
     return [
-        replace(candidate, tile=replace(candidate.tile, piece_tokens=piece_tokens))
-        for candidate in best
-        for piece_tokens in (128, 512)
-    ]
+        Candidate(
+            kv_dtype,
+            kind,
+            replace(
+                base, block_rows=rows, block_tokens=tokens, num_warps=warps, num_stages=stages, piece_tokens=piece,
+                programs_per_sm=programs, unpacked=unpacked,
+                max_registers=min(255, REGISTERS_OF_SM // (programs * warps * 32) // 8 * 8),
+            ),
+        )
+        for rows, tokens, warps, stages, programs, piece, unpacked in BLOCKS[kv_dtype][kind]
+    ]  # fmt: skip
 
 
 def compile_one(candidate: Candidate) -> str | None:

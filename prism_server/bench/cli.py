@@ -64,6 +64,7 @@ def run_accuracy(argv: Sequence[str]) -> int:
     plan = AccuracyPlan(
         num_questions=arguments.questions,
         seed=arguments.seed,
+        clips=arguments.clips,
         num_clients=arguments.clients,
         variants=arguments.variant or DEFAULT_VARIANTS,
         with_reference=arguments.reference,
@@ -106,6 +107,7 @@ def _accuracy_parser() -> ArgumentParser:
         "--questions", type=positive, default=default.num_questions, metavar="N", help="[default: %(default)s]"
     )
     parser.add_argument("--seed", type=int, default=default.seed, metavar="N", help="[default: %(default)s]")
+    parser.add_argument("--clips", action="store_true", help="ask about clips instead of pictures, pages and text")
     parser.add_argument(
         "--clients",
         type=positive,

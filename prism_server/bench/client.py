@@ -49,9 +49,21 @@ def user_message(pictures: Sequence[bytes], text: str) -> Json:
     return {"role": "user", "content": [*parts, {"type": "text", "text": text}]}
 
 
+def clip_message(frames: Sequence[bytes], fps: float, file: bytes | None, text: str) -> Json:
+    """One user turn about one clip: the file, where there is one, else its frames as a list of PNG files."""
+    part: Json = {"type": "video", "video": [data_url(frame) for frame in frames], "fps": fps}
+    if file is not None:
+        part = {"type": "video_url", "video_url": {"url": f"data:video/x-matroska;base64,{_base64(file)}"}}
+    return {"role": "user", "content": [part, {"type": "text", "text": text}]}
+
+
 def data_url(picture: bytes) -> str:
     subtype = "jpeg" if picture.startswith(b"\xff\xd8") else "png"
-    return f"data:image/{subtype};base64,{base64.b64encode(picture).decode()}"
+    return f"data:image/{subtype};base64,{_base64(picture)}"
+
+
+def _base64(data: bytes) -> str:
+    return base64.b64encode(data).decode()
 
 
 class Client:

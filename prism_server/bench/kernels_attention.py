@@ -6,6 +6,7 @@ Every launch reads another layer of a pool far beyond the L2. FlashInfer is the 
 
 from __future__ import annotations
 
+import importlib.util
 import logging
 import sys
 import time
@@ -17,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from prism_server.bench.attention_candidates import Candidate, Kind, candidates, compile_all, neighbours
+from prism_server.bench.attention_candidates import Candidate, Kind, candidates, compile_all
 from prism_server.bench.kernel_timing import KernelTiming, Thunk, graph_us
 from prism_server.bench.report import environment, table, write_json
 from prism_server.capacity.page_layout import KVDtype, PageLayout
@@ -33,8 +34,8 @@ READ_BYTES_PER_US = 4.11e6
 COMPILE_SHARE = 0.35
 """Of the seconds given to a search, for compiling its candidates."""
 NUM_BEST = 4
-KV_DTYPES: dict[KVDtype, float] = {"fp8": 0.65, "bf16": 0.95}
-KINDS: dict[Kind, float] = {"few": 0.6, "some": 0.5, "many": 0.7}
+KV_DTYPES: dict[KVDtype, float] = {"fp8": 0.7, "bf16": 0.95}
+KINDS: dict[Kind, float] = {"some": 0.6, "many": 0.6, "few": 0.9}
 """What is searched, in this order, and each one's share of the time that is left."""
 
 log = logging.getLogger(__name__)
@@ -104,6 +105,8 @@ class AttentionBench:
 
     def flashinfer_us(self, work: Work) -> float:
         """0 where it is not there or cannot do it."""
+        if importlib.util.find_spec("flashinfer") is None:
+            return 0.0
         try:
             return graph_us(flashinfer_thunks(self.kv, work, self.batch(work)), work.repeats)
         except Exception as error:
@@ -278,8 +281,6 @@ def tune(out: Path, seconds: float) -> None:
         for kind, part in KINDS.items():
             end = time.monotonic() + part * (deadline - time.monotonic())
             found = search.run(kind, [c for c in runnable if (c.kv_dtype, c.kind) == (kv_dtype, kind)], end)
-            if kind == "few":
-                found = search.run(kind, [*found, *compile_all(neighbours(found[:2]), 30.0)], end + 10.0)
             rows = [[candidate.label, *search.cells(candidate)] for candidate in found[: 2 * NUM_BEST]]
             print(table((f"{kv_dtype} {kind}", *(work.name for work in WORKS_OF[kind])), rows), flush=True)
             best |= {kind: found[0]} if found else {}

@@ -14,20 +14,23 @@ import statistics
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import cast
 from urllib.parse import urlsplit
 
+import httpx
 import uvloop
 
 from prism_server.bench.client import user_message
 from prism_server.bench.processes import running
+from prism_server.bench.report import table
 
 CHAT = "/v1/chat/completions"
 SMALL_BODY_BYTES = 2000
 PICTURES, PICTURE_BYTES = 8, 480_000
-OPENING_S = 3.0
-"""Streams are opened over so long, not all at one moment."""
+WARM_UP = 5
+OPENING_S = 8.0
+"""Streams are opened over at most so long, not all at one moment."""
 LIVEZ_EVERY_S = 0.05
 
 
@@ -38,6 +41,16 @@ class RouterPlan:
     tokens_per_s: float = 10.0
     stream_s: float = 20.0
     seed: int = 0
+
+    @property
+    def num_tokens(self) -> int:
+        """Of one stream."""
+        return int(self.tokens_per_s * self.stream_s)
+
+    @property
+    def num_pieces(self) -> int:
+        """Of all streams."""
+        return self.num_streams * self.num_tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +65,8 @@ class Added:
     routed_p99_ms: float
     added_p50_ms: float
     """Median of the differences of pairs."""
+    router_cpu_ms: float
+    """Of the router's process, for one request; unlike times, hardly changed by what else the machine does."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,12 +76,14 @@ class Streams:
     name: str
     num_opened: int
     num_finished: int
-    tokens_per_s: float
+    pieces_per_s: float
     gap_p50_ms: float
     gap_p99_ms: float
     gap_max_ms: float
     livez_p50_ms: float
     livez_p99_ms: float
+    router_cpu_us: float | None
+    """Of the router's process, for one piece, opening included; None for direct streams."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,40 +92,84 @@ class RouterCosts:
     streams: tuple[Streams, ...]
 
     def table(self) -> str:
-        lines = ["request                       direct p50      p99   routed p50      p99   added p50 (ms)"]
-        lines += [
-            f"{a.name:28} {a.direct_p50_ms:11.2f} {a.direct_p99_ms:8.2f} {a.routed_p50_ms:12.2f} {a.routed_p99_ms:8.2f}"
-            f" {a.added_p50_ms:11.2f}"
-            for a in self.added
-        ]
-        lines += ["", "streams      opened finished tokens/s   gap p50      p99      max   livez p50      p99 (ms)"]
-        lines += [
-            f"{s.name:12} {s.num_opened:6} {s.num_finished:8} {s.tokens_per_s:8.0f} {s.gap_p50_ms:9.1f}"
-            f" {s.gap_p99_ms:8.1f} {s.gap_max_ms:8.1f} {s.livez_p50_ms:11.2f} {s.livez_p99_ms:8.2f}"
-            for s in self.streams
-        ]
-        return "\n".join(lines)
+        """Milliseconds, and microseconds where it says so."""
+        times = table(
+            ("request", "direct p50", "p99", "routed p50", "p99", "added p50", "router CPU"),
+            [
+                (
+                    a.name,
+                    *_fixed(2, a.direct_p50_ms, a.direct_p99_ms, a.routed_p50_ms, a.routed_p99_ms),
+                    *_fixed(2, a.added_p50_ms, a.router_cpu_ms),
+                )
+                for a in self.added
+            ],
+        )
+        streams = table(
+            (
+                "streams",
+                "opened",
+                "finished",
+                "pieces/s",
+                "gap p50",
+                "p99",
+                "max",
+                "livez p50",
+                "p99",
+                "router CPU, us",
+            ),
+            [
+                (
+                    s.name,
+                    s.num_opened,
+                    s.num_finished,
+                    *_fixed(0, s.pieces_per_s),
+                    *_fixed(1, s.gap_p50_ms, s.gap_p99_ms, s.gap_max_ms),
+                    *_fixed(2, s.livez_p50_ms, s.livez_p99_ms, s.router_cpu_us),
+                )
+                for s in self.streams
+            ],
+        )
+        return f"{times}\n\n{streams}"
+
+
+def _fixed(digits: int, *values: float | None) -> tuple[str, ...]:
+    return tuple("" if value is None else f"{value:.{digits}f}" for value in values)
+
+
+@dataclass(frozen=True, slots=True)
+class _Setup:
+    """Base URLs."""
+
+    stub: str
+    router: str
+    router_admin: str
+
+    def router_cpu_s(self) -> float:
+        """CPU time of the router's process so far."""
+        text = httpx.get(f"{self.router_admin}/metrics").text
+        return float(text.split("\nprocess_cpu_seconds_total ")[1].split("\n")[0])
 
 
 def measure_router(plan: RouterPlan) -> RouterCosts:
     """Starts a stub and a router, measures, stops both. Raises StartupError, OSError."""
-    with _stub_and_router(plan.tokens_per_s) as (stub, router):
-        added = tuple(_added(name, body, stub, router, plan.rounds) for name, body in _bodies(plan.seed))
-        streams = tuple(
-            uvloop.run(_hold_streams(name, url, plan)) for name, url in (("direct", stub), ("routed", router))
-        )
-    return RouterCosts(added, streams)
+    with _running(plan.tokens_per_s) as setup:
+        added = tuple(_added(name, body, setup, plan.rounds) for name, body in _bodies(plan.seed))
+        direct = uvloop.run(_hold_streams("direct", setup.stub, plan))
+        before_s = setup.router_cpu_s()
+        routed = uvloop.run(_hold_streams("routed", setup.router, plan))
+        cpu_us = 1e6 * (setup.router_cpu_s() - before_s) / max(1, plan.num_pieces)
+    return RouterCosts(added, (direct, replace(routed, router_cpu_us=cpu_us)))
 
 
 @contextmanager
-def _stub_and_router(tokens_per_s: float) -> Iterator[tuple[str, str]]:
+def _running(tokens_per_s: float) -> Iterator[_Setup]:
     hosts = ["--http.host=127.0.0.1", "--http.admin_host=127.0.0.1"]
     ports = ["--http.port=0", "--http.admin_port=0"]
     with running("prism_server.bench.stub_pod", [str(tokens_per_s)]) as (stub,):
         arguments = ["--backends", f"{stub}|{stub}", *hosts, *ports, "--http.drain_timeout_s=0"]
-        with running("prism_server.router.cli", arguments) as (router, _):
+        with running("prism_server.router.cli", arguments) as (router, admin):
             _wait_for_pods(router)
-            yield stub, router
+            yield _Setup(stub, router, admin)
 
 
 def _wait_for_pods(url: str) -> None:
@@ -155,14 +216,16 @@ class _Caller:
         return took_ms
 
 
-def _added(name: str, body: bytes, stub: str, router: str, rounds: int) -> Added:
+def _added(name: str, body: bytes, setup: _Setup, rounds: int) -> Added:
     """Pairs of calls, their order alternating."""
-    direct, routed = _Caller(stub), _Caller(router)
+    direct, routed = _Caller(setup.stub), _Caller(setup.router)
     times: dict[_Caller, list[float]] = {direct: [], routed: []}
-    for i in range(rounds + 5):
+    before_s = setup.router_cpu_s()
+    for i in range(WARM_UP + rounds):
         for caller in (direct, routed) if i % 2 else (routed, direct):
             times[caller].append(caller.timed_ms(body))
-    first, second = times[direct][5:], times[routed][5:]
+    cpu_ms = 1e3 * (setup.router_cpu_s() - before_s) / (WARM_UP + rounds)
+    first, second = times[direct][WARM_UP:], times[routed][WARM_UP:]
     return Added(
         name,
         len(body),
@@ -171,6 +234,7 @@ def _added(name: str, body: bytes, stub: str, router: str, rounds: int) -> Added
         statistics.median(second),
         _p99(second),
         statistics.median(b - a for a, b in zip(first, second, strict=True)),
+        cpu_ms,
     )
 
 
@@ -210,8 +274,7 @@ async def _hold_streams(name: str, url: str, plan: RouterPlan) -> Streams:
     host, port = _address(url)
     loop = asyncio.get_running_loop()
     body = json.dumps({"messages": [{"role": "user", "content": "hello"}], "stream": True}).encode()
-    num_tokens = int(plan.tokens_per_s * plan.stream_s)
-    head = f"POST {CHAT}?tokens={num_tokens} HTTP/1.1\r\nhost: x\r\ncontent-length: {len(body)}\r\n\r\n".encode()
+    head = f"POST {CHAT}?tokens={plan.num_tokens} HTTP/1.1\r\nhost: x\r\ncontent-length: {len(body)}\r\n\r\n".encode()
     gaps_ms: list[float] = []
     ends: asyncio.Queue[bool] = asyncio.Queue()
     livez_ms: list[float] = []
@@ -221,7 +284,7 @@ async def _hold_streams(name: str, url: str, plan: RouterPlan) -> Streams:
     for _ in range(plan.num_streams):
         _, stream = await loop.create_connection(lambda: _Stream(head + body, gaps_ms, ends), host, port)
         streams.append(stream)
-        await asyncio.sleep(OPENING_S / plan.num_streams)
+        await asyncio.sleep(min(OPENING_S, plan.stream_s) / plan.num_streams)
     finished = [await ends.get() for _ in streams]
     took_s = time.perf_counter() - started_s
     watching.cancel()
@@ -236,6 +299,7 @@ async def _hold_streams(name: str, url: str, plan: RouterPlan) -> Streams:
         max(gaps_ms),
         statistics.median(livez_ms),
         _p99(livez_ms),
+        None,
     )
 
 

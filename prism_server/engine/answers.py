@@ -137,6 +137,7 @@ def _last_event(answer: Answer, now_s: float) -> Event:
 def usage_of(sequences: list[Sequence]) -> Usage:
     """Prompt counts are the first sample's (the others share its rows); work is summed over all."""
     first = sequences[0]
+    clips = [span.facts.clip for span in first.spans if span.is_last and span.facts.clip is not None]
     return Usage(
         prompt_tokens=first.prompt_tokens,
         completion_tokens=sum(sequence.num_reported for sequence in sequences),
@@ -146,6 +147,8 @@ def usage_of(sequences: list[Sequence]) -> Usage:
         prefilled_media_tokens=sum(sequence.prefilled_media_tokens for sequence in sequences),
         decoded_items=sum(sequence.decoded_items for sequence in sequences),
         encoded_items=sum(sequence.encoded_items for sequence in sequences),
+        clip_frames=sum(len(clip.frames) for clip in clips),
+        lowered_clips=sum(clip.lowered for clip in clips),
     )
 
 
@@ -156,10 +159,12 @@ def timings_of(sequences: list[Sequence], now_s: float) -> Timings:
     admitted_s = first.admitted_s if first.admitted_s is not None else now_s
     ready_s = max(admitted_s, first.media_ready_s or admitted_s)
     token_s = first.first_token_s if first.first_token_s is not None else now_s
+    prefill_ms = max(0.0, token_s - ready_s) * 1e3
     return Timings(
         queue_ms=(admitted_s - arrival_s) * 1e3,
         media_ms=(ready_s - admitted_s) * 1e3,
-        prefill_ms=max(0.0, token_s - ready_s) * 1e3,
+        prefill_ms=prefill_ms,
+        encode_ms=min(first.encode_ms, prefill_ms),
         first_token_ms=(token_s - arrival_s) * 1e3,
         total_ms=(now_s - arrival_s) * 1e3,
     )

@@ -60,7 +60,7 @@ def build_parts(settings: ServerSettings, progress: Callable[[Progress], None]) 
     device = DeviceBuilder(settings, model, layout, eos_token_ids, progress).build()
     context = device.max_context_tokens
     namespace = namespace_digest(
-        _model_fingerprint(settings.model), settings.model.revision, layout.kv_dtype, media.config.fingerprint
+        _model_fingerprint(settings.model), settings.model.revision, layout.kv_dtype, media.fingerprint
     )
     kv = KVCache(device.num_pages, layout.page_tokens, device.num_host_slots, settings.kv.prefix_cache)
     scheduler = Scheduler(
@@ -72,12 +72,12 @@ def build_parts(settings: ServerSettings, progress: Callable[[Progress], None]) 
     )
     for seen in device.observations:
         scheduler.cost.observe(*astuple(seen))
-    prompts = PromptEncoder(tokenizer, template, layout.page_tokens, namespace, context)
+    prompts = PromptEncoder(tokenizer, template, layout.page_tokens, namespace, context, settings.media.video_prompt)
     info = {
         "model_name": settings.model.served_name or settings.model.path.rstrip("/").rsplit("/", 1)[-1],
         "revision": settings.model.revision,
         "namespace": namespace.hex(),
-        "layout": media.config.fingerprint,
+        "layout": media.fingerprint,
         "kv_dtype": layout.kv_dtype,
         "page_tokens": layout.page_tokens,
         "total_pages": device.num_pages,

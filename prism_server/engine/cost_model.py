@@ -11,6 +11,8 @@ MIN_CHUNK_TOKENS = 64
 MAX_STEP_PATCHES = 16_384
 """Patches encoded in one step, unless a single item has more: as many as the largest picture of the default limits.
 Bounds the vision tower's activations (the memory peak counts them); larger batches are no faster."""
+LAUNCH_BOUND_TOKENS = 1024
+"""An eager step of fewer rows keeps the host longer than a GPU (16 ms for 36 layers beside an H200)."""
 SHORT_CHUNK_TOKENS = 256
 """Rows that hide behind the reading of the weights cost little; what they cost says nothing about longer chunks."""
 
@@ -71,6 +73,7 @@ class CostModel:
         self.base_ms = 0.0
         self.ms_per_token = 0.0
         self.ms_per_patch_block = 0.0
+        self._replays = False
 
     def budget(self, num_decodes: int) -> StepBudget:
         """The next step's budget; its decodes are already taken out."""
@@ -81,11 +84,24 @@ class CostModel:
         return StepBudget(tokens, MAX_STEP_PATCHES, spare_ms, self.ms_per_token, self.ms_per_patch_block)
 
     def observe(
-        self, num_decodes: int, num_prefill_tokens: int, patch_blocks: int, language_ms: float, encode_ms: float
+        self,
+        num_decodes: int,
+        num_prefill_tokens: int,
+        patch_blocks: int,
+        language_ms: float,
+        encode_ms: float,
+        eager: bool = True,
     ) -> None:
-        """One completed step's measured times."""
+        """One completed step's measured times; `eager`: it was no replay of a graph.
+
+        Where there are graphs, a small step without one lasts as long as the host takes to launch it, and says nothing.
+        """
+        self._replays = self._replays or not eager
+        small = num_prefill_tokens < LAUNCH_BOUND_TOKENS
         if patch_blocks:
             self.ms_per_patch_block = self._blend(self.ms_per_patch_block, encode_ms / patch_blocks)
+        if eager and self._replays and small:
+            return
         if num_prefill_tokens >= MIN_CHUNK_TOKENS:
             ms_per_token = max(0.0, language_ms - self.base_ms) / num_prefill_tokens
             if num_prefill_tokens >= SHORT_CHUNK_TOKENS or ms_per_token > self.ms_per_token:

@@ -70,7 +70,8 @@ class DeviceBuilder:
         self._is_cuda = model.device.type == "cuda"
         self._longest = min(settings.engine.max_context_tokens, model.config.text.max_position_embeddings)
         merge = model.config.vision.merge_size
-        self._item_tokens = max(settings.media.max_image_tokens, MAX_STEP_PATCHES // merge**2)
+        media = settings.media
+        self._item_tokens = max(media.max_image_tokens, media.max_video_tokens, MAX_STEP_PATCHES // merge**2)
         wanted = settings.engine.graphs and self._is_cuda and model.ops.supports_graphs
         most_rows = min(settings.engine.max_graph_tokens, settings.engine.max_step_tokens)
         self._sizes = family_sizes(most_rows, settings.engine.max_running_sequences) if wanted else []

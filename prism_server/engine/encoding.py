@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -74,7 +76,7 @@ class Encoder:
     def feature_rows(self, media: tuple[MediaRows, ...], rows: Tensor) -> FeatureRows:
         """The features of the step's media rows, gathered in row order, every DeepStack level alike."""
         levels: list[list[Tensor]] = []
-        for part in media:
+        for part in _joined(media):
             features = self.features.get(part.key)
             if features is None:  # its encoding failed: the request fails, its rows only have to be something
                 config, depth = self._model.config, 1 + len(self._model.config.vision.deepstack_blocks)
@@ -85,3 +87,15 @@ class Encoder:
                 levels.append([level[span] for level in (features.main, *features.deepstack)])
         main, *deepstack = (torch.cat(parts) for parts in zip(*levels, strict=True))
         return FeatureRows(rows, main, tuple(deepstack))
+
+
+def _joined(media: tuple[MediaRows, ...]) -> list[MediaRows]:
+    """Parts whose features follow each other as one: a clip's frames have text between their rows, but not there."""
+    joined: list[MediaRows] = []
+    for part in media:
+        last = joined[-1] if joined else None
+        if last is not None and last.key == part.key and last.offset + last.count == part.offset:
+            joined[-1] = replace(last, count=last.count + part.count)
+        else:
+            joined.append(part)
+    return joined

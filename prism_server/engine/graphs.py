@@ -1,4 +1,4 @@
-"""Captured steps: one family of CUDA graphs for decodes, hot suffixes and their mixtures, by the size of the step."""
+"""Captured steps: one family of CUDA graphs for decodes, suffixes, chunks and their mixtures, by the step's size."""
 
 from __future__ import annotations
 
@@ -19,6 +19,9 @@ DECODES = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
 rows of padding are nearly free."""
 MIXED_ROWS = (16, 32, 48, 64, 96, 128, 160, 192, 224, 256, 320, 384, 448, 512, 640, 768, 1024)
 """Rows of the graphs for everything else: finer than doubling, because from some 150 rows on each costs its time."""
+MEDIA_ROWS = (128, 256, 384, 512, 640, 768, 1024)
+"""Rows of the graphs for chunks that show media: what beside decodes fits into a step's time. Without graphs such a
+step would take as long as its some 400 launches take the host, however short it is."""
 FEW_SEQUENCES = (4, 16)
 """Mixtures of few rows also have graphs for few sequences: a draw costs a row of the head and of logits."""
 FEW_ROWS = 128
@@ -34,6 +37,8 @@ def family_sizes(max_rows: int, max_sequences: int) -> list[StepSize]:
         few = FEW_SEQUENCES if rows <= FEW_ROWS else ()
         for sequences in {min(n, rows, max_sequences) for n in (*few, max_sequences)}:
             sizes.add(StepSize(rows, sequences, sequences))
+    for rows in [n for n in MEDIA_ROWS if n <= max_rows]:
+        sizes.add(StepSize(rows, min(rows, max_sequences), min(rows, max_sequences), media=True))
     return sorted(sizes, reverse=True)
 
 
@@ -56,7 +61,8 @@ class GraphFamily:
         """The smallest graph that a step fits into."""
         for size in self._ascending:
             if (
-                size.rows >= wanted.rows
+                size.media == wanted.media
+                and size.rows >= wanted.rows
                 and size.sequences >= wanted.sequences
                 and (wanted.each_row_draws or not size.each_row_draws)
             ):

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from prism_server.engine.step_inputs import DeviceSlots, StepInputs
 from prism_server.model.qwen3_vl import Qwen3VL
-from prism_server.model.text import MediaRows
+from prism_server.model.text import MediaCanvas, MediaRows
 from prism_server.ops.kv_storage import PagedKV
 
 
@@ -27,8 +27,20 @@ class LanguageStep:
 
     def __init__(self, model: Qwen3VL, kv: PagedKV, slots: DeviceSlots) -> None:
         self._model, self._kv, self._slots = model, kv, slots
+        self._canvas: MediaCanvas | None = None
 
-    def __call__(self, inputs: StepInputs, media: MediaRows | None = None) -> StepOutput | None:
+    def canvas(self, num_rows: int) -> MediaCanvas:
+        """Where a padded step of `num_rows` rows finds the features of its media. Graphs are captured largest first:
+        the canvas never grows under one."""
+        if self._canvas is None or self._canvas.shown.shape[0] < num_rows:
+            config = self._model.config
+            num_levels = 1 + len(config.vision.deepstack_blocks)
+            self._canvas = MediaCanvas.empty(
+                num_rows, num_levels, config.text.hidden_size, self._model.dtype, self._model.device
+            )
+        return self._canvas.window(num_rows)
+
+    def __call__(self, inputs: StepInputs, media: MediaRows | MediaCanvas | None = None) -> StepOutput | None:
         """None for a step that draws nothing."""
         slots, text = self._slots, self._model.text
         token_ids = slots.memory.index_select(0, inputs.sources)

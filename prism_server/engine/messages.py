@@ -95,6 +95,10 @@ class Usage:
     """Media that a worker had to decode and resize."""
     encoded_items: int = 0
     """Media that the vision tower had to encode."""
+    clip_frames: int = 0
+    """Frames shown of all clips of the request."""
+    lowered_clips: int = 0
+    """Clips shown with fewer or smaller frames than asked for, to stay within the server's tokens for a clip."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +108,8 @@ class Timings:
     queue_ms: float = 0.0
     media_ms: float = 0.0
     prefill_ms: float = 0.0
+    encode_ms: float = 0.0
+    """The part of `prefill_ms` in which the vision tower worked in steps that encoded for this request."""
     first_token_ms: float = 0.0
     total_ms: float = 0.0
 

@@ -40,6 +40,7 @@ class PlanBuilder:
     swap_out: list[tuple[int, int]] = field(default_factory=list)
     row_copies: list[RowCopy] = field(default_factory=list)
     encode: list[EncodeWork] = field(default_factory=list)
+    encodes_for: set[Sequence] = field(default_factory=set)
     rows: list[SequenceRows] = field(default_factory=list)
     media: list[MediaRows] = field(default_factory=list)
     launched: list[LaunchedRows] = field(default_factory=list)

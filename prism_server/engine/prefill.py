@@ -104,6 +104,7 @@ class Prefill:
         last = done + blocks
         finishes = last == self._vision_blocks
         builder.encode.append(EncodeWork(facts.key, facts.grid, facts.num_tokens, done, last, finishes))
+        builder.encodes_for.add(sequence)
         self._features.advance(facts.key, last, finishes)
         if finishes:
             self._desk.encoded(facts.key)

@@ -8,6 +8,7 @@ from itertools import count
 
 import numpy as np
 
+from prism_server.engine.cost_model import MAX_STEP_PATCHES
 from prism_server.engine.messages import SamplingParams
 from prism_server.engine.plan import (
     EncodeWork,
@@ -42,6 +43,7 @@ class Observation:
     patch_blocks: int
     language_ms: float
     encode_ms: float
+    eager: bool
 
 
 class Rehearsal:
@@ -58,10 +60,13 @@ class Rehearsal:
         return self._vision.merge_size**2
 
     def encode(self, num_tokens: int) -> StepResult:
-        """The whole tower for one item; its features stay until `forget`."""
+        """The whole tower for one item; its features stay until `forget`. What no picture has, a clip's frames have."""
         vision = self._vision
-        grid = (1, vision.merge_size, vision.merge_size * num_tokens)
-        shape = (grid[1] * grid[2], vision.in_channels, 1, vision.patch_size, vision.patch_size)
+        frames = -(-num_tokens * self.patches_per_token // MAX_STEP_PATCHES)
+        num_tokens = -(-num_tokens // frames) * frames
+        grid = (frames, vision.merge_size, vision.merge_size * (num_tokens // frames))
+        depth = vision.temporal_patch_size if frames > 1 else 1
+        shape = (grid[0] * grid[1] * grid[2], vision.in_channels, depth, vision.patch_size, vision.patch_size)
         pixels = np.random.default_rng(0).integers(0, 256, shape, dtype=np.uint8)
         self._runner.stage(KEY, Patches(grid, pixels))
         work = EncodeWork(KEY, grid, num_tokens, 0, vision.depth, finishes=True)
@@ -122,9 +127,9 @@ class Rehearsal:
         self.forget()
         patch_blocks = item_tokens * self.patches_per_token * self._vision.depth
         return [
-            Observation(1, 0, 0, decode.duration_ms, 0.0),
-            Observation(0, num_rows, 0, chunk.duration_ms, 0.0),
-            Observation(0, 0, patch_blocks, 0.0, item.encode_ms),
+            Observation(1, 0, 0, decode.duration_ms, 0.0, decode.eager),
+            Observation(0, num_rows, 0, chunk.duration_ms, 0.0, chunk.eager),
+            Observation(0, 0, patch_blocks, 0.0, item.encode_ms, True),
         ]
 
     def _run(self, plan: StepPlan) -> StepResult:

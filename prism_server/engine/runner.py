@@ -176,7 +176,8 @@ class Runner(Executor):
     @torch.inference_mode()
     def run_padded(self, size: StepSize) -> StepOutput:
         """The step whose packet was sent, padded to `size`; what a graph records."""
-        output = self._language(self._slots.inputs(layout_of(size)))
+        media = self._language.canvas(size.rows) if size.media else None
+        output = self._language(self._slots.inputs(layout_of(size)), media)
         assert output is not None, "a padded step draws"
         return output
 
@@ -207,13 +208,13 @@ class Runner(Executor):
         return RunningStep(plan, eager, failed, moves, timer, tokens, logprobs)
 
     def _pack(self, plan: StepPlan) -> _Packed:
-        """Write the packet. The step is a graph's if there is one and no picture rows are fresh."""
+        """Write the packet. The step is a graph's if there is one for its size."""
         slots, packet, sequences = self._slots, self._slots.packet, plan.sequences
         if not sequences:
             packet.begin(0)
             return _Packed(None, None, slots.append_pages(plan.pages), None, None)
-        exact = StepSize.of(sequences)
-        graph = None if plan.media else self.graphs.size_or_none(exact)
+        exact = StepSize.of(sequences, bool(plan.media))
+        graph = self.graphs.size_or_none(exact)
         layout = layout_of(graph or exact)
         words = packet.begin(layout.num_words)
         pages = slots.append_pages(plan.pages)
@@ -257,11 +258,13 @@ class Runner(Executor):
 
     def _language_step(self, plan: StepPlan, packed: _Packed) -> StepOutput | None:
         assert packed.layout is not None
-        if packed.graph is not None:
-            return self.graphs.replay(packed.graph)
         media = None
         if packed.media_rows is not None:
             media = self.encoder.feature_rows(plan.media, self._slots.packet.tensor(packed.media_rows))
+        if packed.graph is not None:
+            if media is not None:
+                self._language.canvas(packed.graph.rows).draw(media)
+            return self.graphs.replay(packed.graph)
         return self._language(self._slots.inputs(packed.layout, plan.sequences), media)
 
 

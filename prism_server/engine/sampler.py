@@ -185,7 +185,7 @@ class Sampler:
             adjusted[places] = _penalise(adjusted[places], seen, counts, numbers.float())
         if work.blocked is not None:
             places, ids = to_device(work.blocked, self._device)
-            adjusted[places, ids] = -torch.inf
+            adjusted.index_put_((places, ids), adjusted.new_full((), -torch.inf))  # a host number would be copied
         chosen = self._ops.argmax(adjusted)
         if work.random is not None:
             places, numbers = _tensors(packet, work.random)

@@ -37,6 +37,7 @@ class _Launched:
     rows: tuple[LaunchedRows, ...]
     num_decodes: int
     patch_blocks: int
+    encodes_for: frozenset[Sequence]
 
 
 class Scheduler:
@@ -250,7 +251,8 @@ class Scheduler:
             self.features.unpin(key, number)
         plan = builder.build(self._prefill.take_dropped_features(), self.desk.take_dropped())
         patch_blocks = self._prefill.patch_blocks(builder)
-        self._launched.append(_Launched(plan.step, tuple(builder.launched), builder.num_decodes, patch_blocks))
+        launched, encodes_for = tuple(builder.launched), frozenset(builder.encodes_for)
+        self._launched.append(_Launched(plan.step, launched, builder.num_decodes, patch_blocks, encodes_for))
         self._next_step += 1
         self.counters["steps"] += 1
         return plan
@@ -287,6 +289,8 @@ class Scheduler:
             raise EngineFault(f"step {result.step} completed, but step {launched.step} was launched before it")
         self.kv.complete(result.step)
         self._observe(launched, result)
+        for sequence in launched.encodes_for:
+            sequence.encode_ms += result.encode_ms
         for item, error in result.failed_items.items():
             self._fail_item(item, error, launched)
         draws = iter(zip(result.token_ids, result.logprobs, strict=True))
@@ -335,7 +339,9 @@ class Scheduler:
         self.counters["step_microseconds"] += round(result.duration_ms * 1e3)
         self.counters["encode_microseconds"] += round(result.encode_ms * 1e3)
         self.counters["eager_steps"] += result.eager
-        self.cost.observe(launched.num_decodes, prefill_tokens, launched.patch_blocks, language_ms, result.encode_ms)
+        self.cost.observe(
+            launched.num_decodes, prefill_tokens, launched.patch_blocks, language_ms, result.encode_ms, result.eager
+        )
 
     # -- phases ------------------------------------------------------------------------------------------------------
 

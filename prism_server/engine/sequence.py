@@ -92,6 +92,8 @@ class Sequence:
     lost_pins: int = 0
     decoded_items: int = 0
     encoded_items: int = 0
+    encode_ms: float = 0.0
+    """What the encoder took in the steps that encoded for it."""
     prefilled_tokens: int = 0
     prefilled_media_tokens: int = 0
     admitted_s: float | None = None

@@ -21,18 +21,20 @@ from prism_server.ops.interface import AttentionBatch
 
 @dataclass(frozen=True, slots=True, order=True)
 class StepSize:
-    """Room for so many rows, sequences and draws. `each_row_draws`: rows, sequences and draws are the same."""
+    """Room for so many rows, sequences and draws. `each_row_draws`: rows, sequences and draws are the same; `media`:
+    rows may show media."""
 
     rows: int
     sequences: int
     draws: int
     each_row_draws: bool = False
+    media: bool = False
 
     @classmethod
-    def of(cls, sequences: tuple[SequenceRows, ...]) -> StepSize:
+    def of(cls, sequences: tuple[SequenceRows, ...], media: bool = False) -> StepSize:
         rows = sum(part.count for part in sequences)
         draws = sum(part.draw is not None for part in sequences)
-        return cls(rows, len(sequences), draws, rows == len(sequences) == draws)
+        return cls(rows, len(sequences), draws, rows == len(sequences) == draws and not media, media)
 
 
 class StepLayout:

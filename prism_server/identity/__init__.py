@@ -14,7 +14,7 @@ from prism_server.identity.chains import (
     page_key,
 )
 from prism_server.identity.digest import KEY_VERSION, Digest, framed_digest
-from prism_server.identity.media import MediaOptions, content_id, layout_digest, link_digest
+from prism_server.identity.media import MediaOptions, content_id, frames_id, layout_digest, link_digest
 
 __all__ = [
     "KEY_VERSION",
@@ -27,6 +27,7 @@ __all__ = [
     "cache_seed",
     "content_id",
     "framed_digest",
+    "frames_id",
     "layout_digest",
     "link_digest",
     "media_chain_keys",

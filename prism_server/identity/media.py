@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from prism_server.identity.digest import Digest, Field, framed_digest
@@ -12,19 +12,34 @@ from prism_server.identity.digest import Digest, Field, framed_digest
 class MediaOptions:
     """What a request may say about how one medium is shown. `None` means the server's default.
 
-    `min_pixels` and `max_pixels` are areas in pixels after resizing.
+    `min_pixels` and `max_pixels` are areas in pixels after resizing; of a clip, summed over the frames that are shown.
+    The rest is about clips: `fps` is the rate at which frames are taken from a file, and the rate of a list of frames;
+    `sampling` is "even" or "scenes".
     """
 
     min_pixels: int | None = None
     max_pixels: int | None = None
+    fps: float | None = None
+    min_frames: int | None = None
+    max_frames: int | None = None
+    sampling: str | None = None
 
     def fields(self) -> tuple[Field, ...]:
-        return (self.min_pixels, self.max_pixels)
+        """What a key covers. What only clips have is named, and left out where it is not said."""
+        fps = None if self.fps is None else repr(float(self.fps))
+        clip = {"fps": fps, "min_frames": self.min_frames, "max_frames": self.max_frames, "sampling": self.sampling}
+        said = [field for name, value in clip.items() if value is not None for field in (name, value)]
+        return (self.min_pixels, self.max_pixels, *said)
 
 
 def content_id(kind: str, data: bytes | memoryview) -> Digest:
-    """Identity of the encoded bytes of a medium of `kind` ("image"). The base64 spelling never matters."""
+    """Identity of the encoded bytes of a medium of `kind` ("image", "video"). The base64 spelling never matters."""
     return framed_digest("content", (kind, data))
+
+
+def frames_id(frames: Iterable[bytes]) -> Digest:
+    """Identity of a clip that came as a list of encoded pictures."""
+    return framed_digest("content", ("frames", *frames))
 
 
 def link_digest(url: str) -> Digest:

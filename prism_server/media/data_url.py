@@ -40,8 +40,8 @@ def _not_a_data_url(url: str) -> str:
     """Why, in words that name the scheme but do not repeat what may be megabytes."""
     scheme = url[:LONGEST_SCHEME].partition(":")
     if scheme[1] and scheme[0].isascii() and scheme[0].isalnum():
-        return f"{scheme[0].lower()} links are not enabled on this server; send the bytes as a data URL: {EXAMPLE}"
-    return f"neither a link nor a path is enabled on this server; send the bytes as a data URL: {EXAMPLE}"
+        return f"{scheme[0].lower()} links are not served; send the bytes as a data URL: {EXAMPLE}"
+    return f"this is neither a data URL nor a link; send the bytes as a data URL: {EXAMPLE}"
 
 
 def _from_base64(payload: str, limits: MediaLimits, param: str) -> bytes:

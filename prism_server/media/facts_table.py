@@ -20,7 +20,10 @@ class FactsStats:
 
 
 class FactsTable:
-    """ItemKey -> ItemFacts, the least recently used leaving first. Any thread may call it."""
+    """ItemKey -> ItemFacts, the least recently used leaving first. Any thread may call it.
+
+    The capacity counts pictures; a clip takes the room of as many as its list of frames is long (`num_shares`).
+    """
 
     def __init__(self, capacity_items: int) -> None:
         if capacity_items < 1:
@@ -28,7 +31,7 @@ class FactsTable:
         self._capacity_items = capacity_items
         self._facts: OrderedDict[ItemKey, ItemFacts] = OrderedDict()
         self._lock = threading.Lock()
-        self._hits = self._misses = self._evictions = 0
+        self._hits = self._misses = self._evictions = self._shares = 0
 
     def get(self, key: ItemKey) -> ItemFacts | None:
         """The facts, counted as used now; None for an unknown item."""
@@ -44,10 +47,12 @@ class FactsTable:
     def put(self, facts: ItemFacts) -> None:
         """Remembers `facts` under their own key."""
         with self._lock:
+            replaced = self._facts.pop(facts.key, None)
             self._facts[facts.key] = facts
-            self._facts.move_to_end(facts.key)
-            if len(self._facts) > self._capacity_items:
-                self._facts.popitem(last=False)
+            self._shares += facts.num_shares - (replaced.num_shares if replaced else 0)
+            while self._shares > self._capacity_items and len(self._facts) > 1:
+                _, evicted = self._facts.popitem(last=False)
+                self._shares -= evicted.num_shares
                 self._evictions += 1
 
     def stats(self) -> FactsStats:

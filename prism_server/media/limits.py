@@ -20,9 +20,16 @@ class MediaLimits:
     max_decoded_pixels: int
     """Width times height of a picture as stored."""
     max_aspect_ratio: int = MAX_ASPECT_RATIO
+    max_video_s: float = 3600.0
+    max_video_decoded_pixels: int = 100_000_000_000
+    """Width times height of all frames that a clip makes the decoder go through."""
+    max_listed_frames: int = 1024
+    """Pictures of a clip that comes as a list of them."""
 
     def __post_init__(self) -> None:
-        if self.max_items < 0 or min(self.max_item_bytes, self.max_decoded_pixels, self.max_aspect_ratio) < 1:
+        pixels = min(self.max_decoded_pixels, self.max_video_decoded_pixels)
+        sizes = (self.max_item_bytes, pixels, self.max_aspect_ratio, self.max_listed_frames)
+        if self.max_items < 0 or min(sizes) < 1 or self.max_video_s <= 0:
             raise ValueError(f"media limits must be positive: {self}")
 
     def check_count(self, num_items: int, param: str) -> None:
@@ -54,6 +61,30 @@ class MediaLimits:
                 param,
             )
 
+    def check_listed_frames(self, num_frames: int, param: str) -> None:
+        """Pictures of a clip that comes as a list."""
+        if num_frames < 1:
+            raise BadRequest("a list of frames must not be empty", param)
+        if num_frames > self.max_listed_frames:
+            reason = f"a list of {num_frames} frames; this server takes at most {self.max_listed_frames}"
+            raise BadRequest(reason, param)
+
+    def check_duration(self, duration_s: float, param: str) -> None:
+        """Seconds of a clip, as far as it has been looked through."""
+        if duration_s > self.max_video_s:
+            reason = f"the clip is longer than {self.max_video_s:g} seconds, the most that this server takes"
+            raise BadRequest(reason, param)
+
+    def check_decoding(self, num_frames: int, width: int, height: int, param: str) -> None:
+        """Frames of a clip that have to be decoded to get at those that are shown."""
+        num_pixels = num_frames * width * height
+        if num_pixels > self.max_video_decoded_pixels:
+            raise BadRequest(
+                f"the clip takes {num_frames} decoded frames of {width} x {height} = {num_pixels} pixels; "
+                f"this server decodes at most {self.max_video_decoded_pixels}",
+                param,
+            )
+
 
 def media_limits(settings: MediaSettings) -> MediaLimits:
     """The limits that the settings ask for."""
@@ -61,4 +92,7 @@ def media_limits(settings: MediaSettings) -> MediaLimits:
         max_items=settings.max_items,
         max_item_bytes=settings.max_item_bytes,
         max_decoded_pixels=settings.max_decoded_pixels,
+        max_video_s=settings.max_video_s,
+        max_video_decoded_pixels=settings.max_video_decoded_pixels,
+        max_listed_frames=settings.max_listed_frames,
     )

@@ -1,4 +1,4 @@
-"""What a request says: turns with text and media apart, every part checked where it stands. Router and engine read alike.
+"""What a request says: turns with text and media apart, every part checked. Router and engine read alike.
 
 Media are still as the request spelled them; nothing is decoded or fetched here.
 """
@@ -21,6 +21,9 @@ TEMPLATE_FIELDS = ("tool_calls", "reasoning_content")
 
 IMAGE_TYPES = ("image_url", "input_image", "image")
 VIDEO_TYPES = ("video_url", "input_video", "video")
+SAMPLINGS = ("even", "scenes")
+"""How a clip's frames are chosen: evenly in time, or more of them where the picture changes more."""
+MAX_FPS = 1000
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +65,8 @@ class MediaSource:
     options: MediaOptions
     param: str
     """The field it stands in, for error messages."""
+    frames: tuple[str, ...] = field(default=(), repr=False)
+    """Of a clip that comes as a list of pictures: their URLs; `url` is empty then."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,8 +121,9 @@ class _Reader:
         if kind in IMAGE_TYPES:
             return self.image(part, param)
         if kind in VIDEO_TYPES:
-            raise BadRequest("video is not supported yet; send pictures", param=param, code="unsupported_part")
-        raise BadRequest(f"{param}.type {kind!r} is not supported; known: text, image_url", param=f"{param}.type")
+            return self.video(part, param)
+        known = "text, image_url, video_url"
+        raise BadRequest(f"{param}.type {kind!r} is not supported; known: {known}", param=f"{param}.type")
 
     def image(self, part: dict[str, Any], param: str) -> MediaContent:
         self.limits.check_count(len(self.sources) + 1, param)
@@ -129,17 +135,67 @@ class _Reader:
         url, at_url = (source.get("url"), f"{at}.url") if isinstance(source, dict) else (source, at)
         if not isinstance(url, str):
             raise BadRequest(f"{at_url} must be a string: a data URL", param=at_url)
-        options = MediaOptions(_pixels(stated, "min_pixels", at), _pixels(stated, "max_pixels", at))
+        options = MediaOptions(_count(stated, "min_pixels", "pixels", at), _count(stated, "max_pixels", "pixels", at))
         self.sources.append(MediaSource("image", url, options, at_url))
         return MediaContent(len(self.sources) - 1, "image")
 
+    def video(self, part: dict[str, Any], param: str) -> MediaContent:
+        """A clip: one URL, or the URLs of its frames with their `fps`; options beside it or beside the part's type."""
+        self.limits.check_count(len(self.sources) + 1, param)
+        name = next((name for name in ("video_url", "video") if part.get(name) is not None), None)
+        if name is None:
+            raise BadRequest(f"{param}.video_url is required", param=f"{param}.video_url")
+        source, at = part[name], f"{param}.{name}"
+        stated = {**part, **source} if isinstance(source, dict) else part
+        if isinstance(source, dict):
+            inner = "frames" if source.get("frames") is not None else "url"
+            source, at = source.get(inner), f"{at}.{inner}"
+        options = _clip_options(stated, param)
+        if isinstance(source, list):
+            self.sources.append(MediaSource("video", "", options, at, self.frames(source, options, at, param)))
+        elif isinstance(source, str):
+            self.sources.append(MediaSource("video", source, options, at))
+        else:
+            raise BadRequest(f"{at} must be a string, a data URL, or a list of frames", param=at)
+        return MediaContent(len(self.sources) - 1, "video")
 
-def _pixels(stated: Mapping[str, Any], name: str, param: str) -> int | None:
+    def frames(self, listed: list[Any], options: MediaOptions, at: str, param: str) -> tuple[str, ...]:
+        self.limits.check_listed_frames(len(listed), at)
+        if options.fps is None:
+            raise BadRequest(f"{param}.fps is required with a list of frames", param=f"{param}.fps")
+        urls: list[str] = []
+        for i, frame in enumerate(listed):
+            url = frame.get("url", frame.get("image_url")) if isinstance(frame, dict) else frame
+            if not isinstance(url, str):
+                raise BadRequest(f"{at}[{i}] must be a string: a data URL", param=f"{at}[{i}]")
+            urls.append(url)
+        return tuple(urls)
+
+
+def _clip_options(stated: Mapping[str, Any], param: str) -> MediaOptions:
+    fps, sampling = stated.get("fps"), stated.get("sampling")
+    is_number = isinstance(fps, int | float) and not isinstance(fps, bool)
+    if fps is not None and not (is_number and 0 < fps <= MAX_FPS):
+        reason = f"{param}.fps must be a number of frames a second above 0 and up to {MAX_FPS}"
+        raise BadRequest(reason, param=f"{param}.fps")
+    if sampling not in (None, *SAMPLINGS):
+        raise BadRequest(f"{param}.sampling must be one of {', '.join(SAMPLINGS)}", param=f"{param}.sampling")
+    return MediaOptions(
+        _count(stated, "min_pixels", "pixels", param),
+        _count(stated, "max_pixels", "pixels", param),
+        None if fps is None else float(fps),
+        _count(stated, "min_frames", "frames", param),
+        _count(stated, "max_frames", "frames", param),
+        sampling,
+    )
+
+
+def _count(stated: Mapping[str, Any], name: str, unit: str, param: str) -> int | None:
     value = stated.get(name)
     if value is None:
         return None
     if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        raise BadRequest(f"{param}.{name} must be a positive number of pixels", param=f"{param}.{name}")
+        raise BadRequest(f"{param}.{name} must be a positive number of {unit}", param=f"{param}.{name}")
     return value
 
 

@@ -9,13 +9,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from prism_server.errors import BadRequest, EngineFault
-from prism_server.identity import Digest, content_id
+from prism_server.identity import Digest, framed_digest
 from prism_server.media.cache import CacheStats, Materialised, PatchCache
+from prism_server.media.clip_kind import VideoKind
 from prism_server.media.facts_table import FactsStats, FactsTable
 from prism_server.media.item import ItemFacts, ItemKey, MediaItem
 from prism_server.media.kinds import ImageKind, MediaKind
 from prism_server.media.limits import MediaLimits, media_limits
 from prism_server.media.processor_config import ImageProcessorConfig, load_image_processor
+from prism_server.media.video_config import VideoProcessorConfig, load_video_processor
 from prism_server.settings import MediaSettings
 
 MOST_DEFAULT_WORKERS = 8
@@ -42,15 +44,26 @@ class MediaPipeline:
     """From encoded bytes to facts and patches. Any thread may call it.
 
     `config`: the checkpoint's picture processor; `workers`: decoding threads, 0 for one a core up to 8; `cache_bytes`:
-    capacity for prepared patches; `facts_items`: media whose facts are remembered.
+    capacity for prepared patches; `facts_items`: media whose facts are remembered; `video`: the checkpoint's clip
+    processor, None for one that shows no clips.
     """
 
     def __init__(
-        self, config: ImageProcessorConfig, limits: MediaLimits, workers: int, cache_bytes: int, facts_items: int
+        self,
+        config: ImageProcessorConfig,
+        limits: MediaLimits,
+        workers: int,
+        cache_bytes: int,
+        facts_items: int,
+        video: VideoProcessorConfig | None = None,
     ) -> None:
         self.config = config
+        self.video = video
         self.limits = limits
-        self._kinds: Mapping[str, MediaKind] = {kind.name: kind for kind in (ImageKind(config, limits),)}
+        kinds: list[MediaKind] = [ImageKind(config, limits)]
+        if video is not None:
+            kinds.append(VideoKind(video, limits))
+        self._kinds: Mapping[str, MediaKind] = {kind.name: kind for kind in kinds}
         self._facts = FactsTable(facts_items)
         self._cache = PatchCache(cache_bytes)
         self._closed = False
@@ -63,7 +76,15 @@ class MediaPipeline:
     def from_settings(cls, settings: MediaSettings, checkpoint: Path) -> MediaPipeline:
         """The pipeline of a checkpoint directory. Raises StartupError where its picture processor is missing or odd."""
         config = load_image_processor(checkpoint, settings.max_image_tokens)
-        return cls(config, media_limits(settings), settings.workers, settings.cache_bytes, settings.facts_items)
+        video = load_video_processor(checkpoint, config, settings.max_video_tokens)
+        limits = media_limits(settings)
+        return cls(config, limits, settings.workers, settings.cache_bytes, settings.facts_items, video)
+
+    @property
+    def fingerprint(self) -> str:
+        """64 hex digits over how every kind of media is shown."""
+        clips = None if self.video is None else self.video.fingerprint
+        return framed_digest("media-processors", (self.config.fingerprint, clips)).hex()
 
     def describe(self, item: MediaItem) -> ItemFacts:
         """The item's facts: remembered ones (a digest and a look-up), else from its header. Raises BadRequest.
@@ -71,22 +92,22 @@ class MediaPipeline:
         A sound header is enough: bytes that are cut off later fail in `materialise`.
         """
         self._check(item)
-        return self._describe(item, content_id(item.kind, item.data))
+        return self._describe(item, item.content_id)
 
     def describe_all(self, items: Sequence[MediaItem]) -> list[ItemFacts]:
         """The facts of one request's items, in order. Large ones are hashed side by side. Raises BadRequest."""
         for item in items:
             self._check(item)
         hashed: Iterable[Digest] = map(_content_id_of, items)
-        if len(items) > 1 and sum(len(item.data) for item in items) >= LEAST_PARALLEL_BYTES:
+        if len(items) > 1 and sum(item.num_bytes for item in items) >= LEAST_PARALLEL_BYTES:
             hashed = self._hashers.map(_content_id_of, items)
         return list(map(self._describe, items, hashed))
 
     def _check(self, item: MediaItem) -> None:
         self._kind_of(item)
-        if not item.data:
+        if not all(item.frames or (item.data,)):
             raise BadRequest("the medium is empty (0 bytes)", item.param)
-        self.limits.check_item_bytes(len(item.data), item.param)
+        self.limits.check_item_bytes(item.num_bytes, item.param)
 
     def _describe(self, item: MediaItem, content: Digest) -> ItemFacts:
         kind = self._kind_of(item)
@@ -126,4 +147,4 @@ class MediaPipeline:
 
 
 def _content_id_of(item: MediaItem) -> Digest:
-    return content_id(item.kind, item.data)
+    return item.content_id

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
@@ -59,23 +59,28 @@ class ImageProcessorConfig:
         return framed_digest("image-processor", (json.dumps(asdict(self), sort_keys=True),)).hex()
 
     def pixels_for(self, options: MediaOptions, param: str) -> PixelRange:
-        """The range narrowed by what a request says; BadRequest where the two leave nothing.
+        """The range narrowed by what a request says; BadRequest where the two leave nothing."""
+        return narrowed(self.pixels, options, param)
 
-        A request can only narrow: what it asks for beyond the server's range is cut to the range.
-        """
-        for name, value in (("min_pixels", options.min_pixels), ("max_pixels", options.max_pixels)):
-            if value is not None and value < 1:
-                raise BadRequest(f"{name} must be at least 1, not {value}", f"{param}.{name}")
-        least = max(self.pixels.min_pixels, options.min_pixels or 0)
-        most = self.pixels.max_pixels if options.max_pixels is None else min(self.pixels.max_pixels, options.max_pixels)
-        if least > most:
-            name = "min_pixels" if options.max_pixels is None else "max_pixels"
-            raise BadRequest(
-                f"no size is left: the picture would need at least {least} and at most {most} pixels "
-                f"(this model takes {self.pixels.min_pixels} to {self.pixels.max_pixels})",
-                f"{param}.{name}",
-            )
-        return PixelRange(least, most)
+
+def narrowed(pixels: PixelRange, options: MediaOptions, param: str) -> PixelRange:
+    """`pixels` as far as a request's options leave it. Raises BadRequest where that is nothing.
+
+    A request can only narrow: what it asks for beyond the server's range is cut to the range.
+    """
+    for name, value in (("min_pixels", options.min_pixels), ("max_pixels", options.max_pixels)):
+        if value is not None and value < 1:
+            raise BadRequest(f"{name} must be at least 1, not {value}", f"{param}.{name}")
+    least = max(pixels.min_pixels, options.min_pixels or 0)
+    most = pixels.max_pixels if options.max_pixels is None else min(pixels.max_pixels, options.max_pixels)
+    if least > most:
+        name = "min_pixels" if options.max_pixels is None else "max_pixels"
+        raise BadRequest(
+            f"no size is left: the medium would need at least {least} and at most {most} pixels "
+            f"(this model takes {pixels.min_pixels} to {pixels.max_pixels})",
+            f"{param}.{name}",
+        )
+    return PixelRange(least, most)
 
 
 def load_image_processor(directory: Path, max_image_tokens: int) -> ImageProcessorConfig:
@@ -94,7 +99,19 @@ def load_image_processor(directory: Path, max_image_tokens: int) -> ImageProcess
 
 def _read(directory: Path) -> tuple[Path, Mapping[str, Any]]:
     """The file that counts and its picture section."""
-    for path, key in ((directory / MERGED_FILE, "image_processor"), (directory / PLAIN_FILE, None)):
+    found = read_section(directory, ((MERGED_FILE, "image_processor"), (PLAIN_FILE, None)))
+    if found is None:
+        raise StartupError(f"{directory}: no picture processor: neither {MERGED_FILE} nor {PLAIN_FILE} has one")
+    return found
+
+
+def read_section(directory: Path, places: Iterable[tuple[str, str | None]]) -> tuple[Path, Mapping[str, Any]] | None:
+    """The first of `places` (a file's name and the key of its section, None for all of it) that is there.
+
+    Raises StartupError for a file that is no JSON object.
+    """
+    for name, key in places:
+        path = directory / name
         if not path.is_file():
             continue
         try:
@@ -102,59 +119,64 @@ def _read(directory: Path) -> tuple[Path, Mapping[str, Any]]:
         except (OSError, ValueError) as error:
             raise StartupError(f"{path}: not readable as JSON: {error}") from error
         section = raw.get(key) if isinstance(raw, dict) and key else raw
-        if section is None:  # an older processor_config.json says nothing about pictures
+        if section is None:  # an older processor_config.json says nothing about this half
             continue
         if not isinstance(section, dict):
-            raise StartupError(f"{path}: expected an object with the picture processor's options")
+            raise StartupError(f"{path}: expected an object with the processor's options")
         return path, section
-    raise StartupError(f"{directory}: no picture processor: neither {MERGED_FILE} nor {PLAIN_FILE} has one")
+    return None
 
 
 def _parse(raw: Mapping[str, Any], max_image_tokens: int) -> ImageProcessorConfig:
     family = raw.get("image_processor_type", "Qwen2VLImageProcessor")
     if not isinstance(family, str) or "VLImageProcessor" not in family or not family.startswith("Qwen"):
         raise ValueError(f"image_processor_type {family!r} is not of the Qwen-VL family")
-    for switch in ("do_resize", "do_rescale", "do_normalize", "do_convert_rgb"):
-        if raw.get(switch, True) is not True:
-            raise ValueError(f"{switch} must be true, not {raw[switch]!r}")
-    if raw.get("resample", BICUBIC) != BICUBIC:
-        raise ValueError(f"resample must be {BICUBIC} (bicubic), not {raw['resample']!r}")
-    patch_size, merge_size = _integer(raw, "patch_size"), _integer(raw, "merge_size")
-    least, most = _area(raw, "shortest_edge", "min_pixels"), _area(raw, "longest_edge", "max_pixels")
+    check_transforms(raw, ("do_resize", "do_rescale", "do_normalize", "do_convert_rgb"))
+    patch_size, merge_size = integer(raw, "patch_size"), integer(raw, "merge_size")
+    least, most = area(raw, "shortest_edge", "min_pixels"), area(raw, "longest_edge", "max_pixels")
     allowed = max_image_tokens * (patch_size * merge_size) ** 2
     if allowed < least:
         raise ValueError(f"media.max_image_tokens {max_image_tokens} allows {allowed} pixels, the model needs {least}")
     return ImageProcessorConfig(
         patch_size=patch_size,
-        temporal_patch_size=_integer(raw, "temporal_patch_size"),
+        temporal_patch_size=integer(raw, "temporal_patch_size"),
         merge_size=merge_size,
         pixels=PixelRange(least, min(most, allowed)),
-        mean=_channels(raw, "image_mean"),
-        std=_channels(raw, "image_std"),
+        mean=channels(raw, "image_mean"),
+        std=channels(raw, "image_std"),
         rescale_factor=float(raw.get("rescale_factor", 1 / 255)),
     )
 
 
-def _integer(raw: Mapping[str, Any], key: str) -> int:
+def check_transforms(raw: Mapping[str, Any], switches: Iterable[str]) -> None:
+    """Raises ValueError unless every step is on and resizing is bicubic: nothing else is implemented."""
+    for switch in switches:
+        if raw.get(switch, True) is not True:
+            raise ValueError(f"{switch} must be true, not {raw[switch]!r}")
+    if raw.get("resample", BICUBIC) != BICUBIC:
+        raise ValueError(f"resample must be {BICUBIC} (bicubic), not {raw['resample']!r}")
+
+
+def integer(raw: Mapping[str, Any], key: str) -> int:
     value = raw[key]
     if not isinstance(value, int) or isinstance(value, bool) or value < 1:
         raise ValueError(f"{key} must be a positive integer, not {value!r}")
     return value
 
 
-def _area(raw: Mapping[str, Any], edge_key: str, pixels_key: str) -> int:
+def area(raw: Mapping[str, Any], edge_key: str, pixels_key: str) -> int:
     """An area in pixels (the names in `size` say "edge"). The older top-level key wins, as in the reference."""
     if raw.get(pixels_key) is not None:
-        return _integer(raw, pixels_key)
+        return integer(raw, pixels_key)
     size = raw.get("size")
     if isinstance(size, dict):
         for key in (edge_key, pixels_key):
             if size.get(key) is not None:
-                return _integer(size, key)
+                return integer(size, key)
     raise ValueError(f"neither size.{edge_key} nor {pixels_key} is given")
 
 
-def _channels(raw: Mapping[str, Any], key: str) -> tuple[float, float, float]:
+def channels(raw: Mapping[str, Any], key: str) -> tuple[float, float, float]:
     values = raw[key]
     if not isinstance(values, list) or len(values) != CHANNELS:
         raise ValueError(f"{key} must be a list of {CHANNELS} numbers, not {values!r}")

@@ -1,4 +1,4 @@
-"""The Qwen-VL rules for pictures: the size a picture is shown at, the order of its patches, the normalisation.
+"""The Qwen-VL rules for pixels: the size a picture is shown at, the order of patches, the normalisation.
 
 Written against transformers 5.17 `models/qwen2_vl/image_processing_pil_qwen2_vl.py`, whose `pixel_values` equal
 those looked up in `normalised_lut(config)` bit for bit.
@@ -7,6 +7,7 @@ those looked up in `normalised_lut(config)` bit for bit.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 
 import numpy as np
 import numpy.typing as npt
@@ -14,6 +15,7 @@ from PIL import Image
 
 from prism_server.media.item import Patches
 from prism_server.media.processor_config import CHANNELS, ImageProcessorConfig, PixelRange
+from prism_server.media.video_config import VideoProcessorConfig
 
 Grid = tuple[int, int, int]
 
@@ -49,14 +51,40 @@ def picture_patches(picture: Image.Image, grid: Grid, config: ImageProcessorConf
 
     Patches that one token shows (merge x merge of them, row by row) lie together; tokens follow row by row.
     """
+    cut = np.expand_dims(_cut(picture, grid, config.patch_size, config.merge_size), 2)
+    return Patches(grid, _shared(cut))
+
+
+def clip_patches(frames: Iterable[Image.Image], grid: Grid, config: VideoProcessorConfig) -> Patches:
+    """Resizes RGB frames (bicubic) to `grid` and cuts them: uint8 [t * rows * columns, 3, frames, patch, patch].
+
+    Patches of one temporal patch lie as those of a picture do; the last frame fills the last one. At least one frame.
+    """
+    depth, (runs, rows, columns) = config.temporal_patch_size, grid
+    shape = (runs, rows * columns, CHANNELS, depth, config.patch_size, config.patch_size)
+    cut = np.empty(shape, dtype=np.uint8)
+    number = -1
+    for number, frame in enumerate(frames):
+        cut[number // depth, :, :, number % depth] = _cut(frame, grid, config.patch_size, config.merge_size)
+    if number // depth != runs - 1:
+        raise ValueError(f"{number + 1} frames do not fill a grid of {grid}")
+    for missing in range(number + 1, runs * depth):
+        cut[-1, :, :, missing % depth] = cut[-1, :, :, number % depth]
+    return Patches(grid, _shared(cut.reshape(runs * rows * columns, *shape[2:])))
+
+
+def _cut(picture: Image.Image, grid: Grid, patch: int, merge: int) -> npt.NDArray[np.uint8]:
+    """One picture as uint8 [rows * columns, 3, patch, patch], its merge blocks row by row."""
     _, rows, columns = grid
-    patch, merge = config.patch_size, config.merge_size
     shown = picture.resize((columns * patch, rows * patch), Image.Resampling.BICUBIC)
     pixels = np.asarray(shown).reshape(rows // merge, merge, patch, columns // merge, merge, patch, CHANNELS)
-    cut = np.ascontiguousarray(pixels.transpose(0, 3, 1, 4, 6, 2, 5))
-    cut = cut.reshape(rows * columns, CHANNELS, 1, patch, patch)
-    cut.flags.writeable = False  # every request that shows this picture reads the same array
-    return Patches(grid, cut)
+    return np.ascontiguousarray(pixels.transpose(0, 3, 1, 4, 6, 2, 5)).reshape(rows * columns, CHANNELS, patch, patch)
+
+
+def _shared(pixels: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
+    """Read-only: every request that shows this medium reads the same array."""
+    pixels.flags.writeable = False
+    return pixels
 
 
 def normalised_lut(config: ImageProcessorConfig) -> npt.NDArray[np.float32]:

@@ -27,5 +27,5 @@ class MRope:
 
     def __call__(self, positions: Tensor) -> tuple[Tensor, Tensor]:
         """positions int64 [3, T] (time, height, width) -> cos, sin float32 [T, head_dim / 2]."""
-        angles = positions.float()[self._axis].t() * self._inverse_frequency
+        angles = positions.float().t()[:, self._axis] * self._inverse_frequency  # contiguous, as kernels want it
         return angles.cos(), angles.sin()

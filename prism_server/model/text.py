@@ -25,6 +25,51 @@ class MediaRows:
     deepstack: tuple[Tensor, ...] = field(repr=False)
     """[M, hidden] each; level k is added after decoder layer k."""
 
+    def show(self, hidden: Tensor) -> Tensor:
+        """Embeddings [T, hidden] with the media's rows in place."""
+        return hidden.index_copy_(0, self.rows, self.main.to(hidden.dtype))
+
+    def deepen(self, hidden: Tensor, layer: int) -> None:
+        """Add a layer's level, if there is one, to its output."""
+        if layer < len(self.deepstack):
+            hidden.index_add_(0, self.rows, self.deepstack[layer].to(hidden.dtype))
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class MediaCanvas:
+    """The same for every row of a step, whether it shows media or not: at fixed addresses, as a graph reads it."""
+
+    shown: Tensor = field(repr=False)
+    """bool [T, 1]"""
+    levels: Tensor = field(repr=False)
+    """[1 + DeepStack levels, T, hidden]: main, then what is added; zero in rows that show no media."""
+
+    @classmethod
+    def empty(
+        cls, num_rows: int, num_levels: int, hidden_size: int, dtype: torch.dtype, device: torch.device
+    ) -> MediaCanvas:
+        shown = torch.zeros((num_rows, 1), dtype=torch.bool, device=device)
+        return cls(shown, torch.zeros((num_levels, num_rows, hidden_size), dtype=dtype, device=device))
+
+    def window(self, num_rows: int) -> MediaCanvas:
+        """Its first rows."""
+        return MediaCanvas(self.shown[:num_rows], self.levels[:, :num_rows])
+
+    def draw(self, media: MediaRows) -> None:
+        """Show these rows and no others."""
+        self.shown.zero_()
+        self.levels.zero_()
+        self.shown.index_fill_(0, media.rows, True)
+        for level, features in zip(self.levels, (media.main, *media.deepstack), strict=True):
+            level.index_copy_(0, media.rows, features.to(level.dtype))
+
+    def show(self, hidden: Tensor) -> Tensor:
+        return torch.where(self.shown, self.levels[0], hidden)
+
+    def deepen(self, hidden: Tensor, layer: int) -> None:
+        if layer + 1 < self.levels.shape[0]:
+            hidden.add_(self.levels[layer + 1])
+
 
 @dataclass(frozen=True, eq=False, slots=True)
 class DecoderLayer:
@@ -59,7 +104,12 @@ class TextModel:
 
     @torch.inference_mode()
     def forward(
-        self, token_ids: Tensor, positions: Tensor, kv: PagedKV, batch: AttentionBatch, media: MediaRows | None = None
+        self,
+        token_ids: Tensor,
+        positions: Tensor,
+        kv: PagedKV,
+        batch: AttentionBatch,
+        media: MediaRows | MediaCanvas | None = None,
     ) -> Tensor:
         """One step: token_ids int64 [T], positions int64 [3, T] -> hidden states [T, hidden] before the last norm.
 
@@ -69,7 +119,7 @@ class TextModel:
         cos, sin = self._rope(positions)
         hidden = self._embedding[token_ids]
         if media is not None:
-            hidden.index_copy_(0, media.rows, media.main.to(hidden.dtype))
+            hidden = media.show(hidden)
         for index, layer in enumerate(self._layers):
             qkv = ops.norm_linear(hidden, layer.input_norm, eps, layer.qkv)
             q = ops.qk_norm_rope_store(qkv, layer.q_norm, layer.k_norm, eps, cos, sin, kv, index, batch)
@@ -77,8 +127,8 @@ class TextModel:
             hidden = ops.linear_add(attended, layer.out, hidden)
             inner = ops.norm_swiglu(hidden, layer.mlp_norm, eps, layer.gate_up)
             hidden = ops.linear_add(inner, layer.down, hidden)
-            if media is not None and index < len(media.deepstack):
-                hidden.index_add_(0, media.rows, media.deepstack[index].to(hidden.dtype))
+            if media is not None:
+                media.deepen(hidden, index)
         return hidden
 
     @torch.inference_mode()

@@ -78,7 +78,8 @@ def resample_table(table: Tensor, h: int, w: int, merge: int) -> Tensor:
     """
     side = round(table.shape[0] ** 0.5)
     places = patch_positions(h, w, merge, table.device).float()
-    last = torch.tensor([max(h - 1, 1), max(w - 1, 1)], device=table.device)
+    # Filled there: a copy from the host would wait for the device; by a host number, CUDA would multiply, not divide.
+    last = torch.stack([torch.full((), max(side_length - 1, 1), device=table.device) for side_length in (h, w)])
     source = places * (side - 1) / last
     low = source.floor()
     fraction = source - low

@@ -73,6 +73,12 @@ class AttentionBatch:
         )
 
     @property
+    def host_query_rows(self) -> list[int]:
+        """How many rows each sequence of an exact batch has."""
+        assert self.host_query_starts is not None, "only an exact batch is known to the host"
+        return [end - begin for begin, end in pairwise(self.host_query_starts)]
+
+    @property
     def num_sequences(self) -> int:
         return self.context_lengths.shape[0]
 

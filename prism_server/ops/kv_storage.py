@@ -163,10 +163,10 @@ class HostPages:
         payload_bytes = layout.payload_bytes_per_token * layout.page_tokens
         layer, side, _, *page = layout.payload_shape(1)
         dtype = torch.uint8 if layout.has_scales else TORCH_DTYPES[layout.kv_dtype]
-        self.payload = pages[:, :payload_bytes].view(dtype).unflatten(1, (layer, side, *page))
+        self.payload = pages[:, :payload_bytes].view(dtype).view(num_slots, layer, side, *page)
         self.scales: Tensor | None = None
         if layout.has_scales:
-            self.scales = pages[:, payload_bytes:].view(torch.float32).unflatten(1, (layer, side, *page[:-1]))
+            self.scales = pages[:, payload_bytes:].view(torch.float32).view(num_slots, layer, side, *page[:-1])
 
     @property
     def num_bytes(self) -> int:
@@ -211,12 +211,13 @@ class _SideStream:
         self._move_pages = move_pages
         self._host = host.view(torch.int32)
         if host.nbytes:
-            torch.cuda.check_error(torch.cuda.cudart().cudaHostRegister(host.data_ptr(), host.nbytes, 0))
-            release = weakref.finalize(self, torch.cuda.cudart().cudaHostUnregister, host.data_ptr())
+            runtime = torch.cuda.cudart()  # type: ignore[no-untyped-call]
+            torch.cuda.check_error(runtime.cudaHostRegister(host.data_ptr(), host.nbytes, 0))
+            release = weakref.finalize(self, runtime.cudaHostUnregister, host.data_ptr())
             release.atexit = False
         rows = max(1, STAGING_BYTES // max(1, host.shape[1]))
         self._staging = torch.empty((rows, self._host.shape[1]), dtype=torch.int32, device="cuda")
-        self._stream = torch.cuda.Stream()
+        self._stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         self.last_event: torch.cuda.Event | None = None
 
     def swap_out(self, kv: PagedKV, pages: Sequence[int], slots: Sequence[int]) -> None:

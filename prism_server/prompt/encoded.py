@@ -13,7 +13,7 @@ from prism_server.media.item import ItemFacts
 
 @dataclass(frozen=True, slots=True)
 class MediaSpan:
-    """Where one medium's placeholder rows lie: [start, end); `close` is one past its closing token's row.
+    """Where one frame's placeholder rows lie: [start, end); `close` is one past the last vision token that closes it.
 
     The rows show the item's feature rows from `item_offset` (a clip has one span for each pair of frames).
     """
@@ -29,6 +29,11 @@ class MediaSpan:
     @property
     def end(self) -> int:
         return self.start + self.rows
+
+    @property
+    def is_last(self) -> bool:
+        """The medium's rows end here."""
+        return self.item_offset + self.rows == self.facts.num_tokens
 
 
 @dataclass(frozen=True, slots=True)

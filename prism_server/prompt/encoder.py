@@ -14,9 +14,9 @@ from prism_server.media.item import ItemFacts, MediaItem
 from prism_server.media.messages import MediaContent, Message, chain_parts
 from prism_server.prompt.encoded import EncodedPrompt
 from prism_server.prompt.keys import PageChain, boundaries
-from prism_server.prompt.placeholders import Rows, Run, assign, expand, num_rows
+from prism_server.prompt.placeholders import Laid, Rows, Run, VideoPrompt, assign, expand, lay_out, num_rows
 from prism_server.prompt.positions import mrope_positions
-from prism_server.prompt.template import ChatTemplate, Piece, check_unicode
+from prism_server.prompt.template import ChatTemplate, check_unicode
 from prism_server.prompt.tokenizer import Tokenizer
 
 
@@ -30,12 +30,14 @@ class PromptEncoder:
         page_tokens: int,
         namespace: Digest,
         max_context_tokens: int,
+        video_prompt: VideoPrompt = "nested",
     ) -> None:
         self.tokenizer = tokenizer
         self.template = template
         self.page_tokens = page_tokens
         self.namespace = namespace
         self.max_context_tokens = max_context_tokens
+        self.video_prompt: VideoPrompt = video_prompt
 
     def encode_chat(
         self,
@@ -53,15 +55,16 @@ class PromptEncoder:
         BadRequest, with `param`: the template refuses or drops something, text that is not Unicode, too long.
         """
         pieces = self.template.render(messages, tools, add_generation_prompt, template_variables)
-        runs = self._runs(pieces, "messages")
         contents = [part for message in messages for part in message.parts if isinstance(part, MediaContent)]
         _check_kinds(contents, facts, media)
-        order = assign(runs, contents, self.tokenizer.media_tokens.kind_of_pad)
-        self._check_length(num_rows(runs, order, contents, facts), "messages")
+        tokens = self.tokenizer.media_tokens
+        order = assign(pieces, contents, tokens.kind_of_pad)
+        runs = self._runs(lay_out(pieces, order, contents, facts, tokens, self.video_prompt), "messages")
+        self._check_length(num_rows(runs), "messages")
         seed = cache_seed(self.namespace, cache_salt)
         content_ids, options = [item.key.content_id for item in facts], [item.options for item in media]
         keys = media_chain_keys(seed, chain_parts(messages, content_ids, options))
-        return self._prompt(expand(runs, order, contents, facts, self.tokenizer.media_tokens), seed, keys)
+        return self._prompt(expand(runs, tokens), seed, keys)
 
     def encode_text(
         self, prompt: str | Sequence[int], cache_salt: str | None = None, *, param: str = "prompt"
@@ -77,11 +80,11 @@ class PromptEncoder:
         else:
             self._check_length(len(prompt), param)
             runs = [self._checked_ids(prompt, param)]
-        self._check_length(num_rows(runs, (), (), ()), param)
-        rows = expand(runs, (), (), (), self.tokenizer.media_tokens)
+        self._check_length(num_rows(runs), param)
+        rows = expand(runs, self.tokenizer.media_tokens)
         return self._prompt(rows, cache_seed(self.namespace, cache_salt), ())
 
-    def _runs(self, pieces: Sequence[Piece], param: str) -> list[Run]:
+    def _runs(self, pieces: Sequence[Laid], param: str) -> list[Run]:
         """Text pieces become ids. Text that cannot fit is refused unencoded: the ids of 100 MB take gigabytes."""
         texts = [piece for piece in pieces if isinstance(piece, str)]
         if sum(map(len, texts)) > self.max_context_tokens * self.tokenizer.longest_token_bytes // 4:
@@ -127,13 +130,8 @@ class PromptEncoder:
 
 
 def _check_kinds(contents: Sequence[MediaContent], facts: Sequence[ItemFacts], media: Sequence[MediaItem]) -> None:
-    """BadRequest for media that cannot be laid out yet: clips need rows for each pair of frames, with their times."""
     if len(facts) != len(media):
         raise ValueError(f"{len(facts)} facts for {len(media)} media")
     for content in contents:
         if facts[content.media_index].kind != content.kind:
             raise ValueError(f"item {content.media_index} is of kind {facts[content.media_index].kind}: {content}")
-        if content.kind != "image":
-            raise BadRequest(
-                f"media of kind {content.kind!r} are not supported", param=media[content.media_index].param
-            )

@@ -61,5 +61,7 @@ class PageChain:
 def boundaries(chain: PageChain, spans: Sequence[MediaSpan], media_keys: Sequence[Digest]) -> tuple[Boundary, ...]:
     """One boundary where each medium closes; `media_keys[i]` is the media-chain key of what `spans[i]` shows."""
     return tuple(
-        Boundary(span.close, chain.boundary_key(span.close), key) for span, key in zip(spans, media_keys, strict=True)
+        Boundary(span.close, chain.boundary_key(span.close), key)
+        for span, key in zip(spans, media_keys, strict=True)
+        if span.is_last
     )

@@ -7,6 +7,7 @@ import re
 
 from prism_server import __version__
 from prism_server.errors import BadRequest, PrismError
+from prism_server.page import Site
 from prism_server.router.admin import explain_placement, pods_known
 from prism_server.router.asgi import App, ClientLeft, Receive, Scope, Send, error_json, header, send_json, send_whole
 from prism_server.router.metrics import CONTENT_TYPE
@@ -23,12 +24,15 @@ GET_PATH = re.compile(r"/v1/models(/(?!\.)[^/]+)*")
 
 
 def api_app(services: Services) -> App:
-    """What users call."""
+    """What users call. The page is the router's own copy: it is there before any pod is."""
+    site = Site() if services.settings.http.page else None
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         path, method = scope["path"], scope["method"]
         if path in POST_PATHS or GET_PATH.fullmatch(path):
             await _proxied(services, scope, receive, send)
+        elif site is not None and path in site and method in ("GET", "HEAD"):
+            await site(scope, receive, send)
         elif not await _health(services, path, method, send):
             await _refuse(services, send, _unknown(path))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import sys
 from collections.abc import Sequence
@@ -20,6 +21,8 @@ EPILOG = """examples:
 
 SWITCH_INTERVAL_S = 0.0005
 """How long a thread keeps Python's lock while another wants it: streams must not wait for a body's JSON."""
+GC_THRESHOLDS = (20_000, 20, 50)
+"""Requests die by their reference counts. A pass over everything holds up all streams, so it comes seldom."""
 
 
 @console_script("prism-router")
@@ -31,6 +34,8 @@ def main(argv: Sequence[str]) -> int:
     settings = ROUTER.settings_from(parser.parse_strictly(argv))
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     sys.setswitchinterval(SWITCH_INTERVAL_S)
+    gc.freeze()
+    gc.set_threshold(*GC_THRESHOLDS)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(serve(settings))
 

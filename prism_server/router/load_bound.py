@@ -23,7 +23,9 @@ class PlacementRules:
     copy_cost: float = 3.0
     """What a copy on one more pod costs, in units of computing it: it also takes room from something else."""
     patience: float = 1.0
-    """How much longer a cold key waits at its home than elsewhere, in units of computing it."""
+    """How much longer a cold key waits at its home than elsewhere, in units of computing it..."""
+    patience_ms: float = 100.0
+    """...and at least so long: routers that see one another's work a poll later must still agree."""
     least_heat: float = 0.02
     """A key is worth one more copy if each would still get this part of a pod's mean requests."""
     retry_after_s: float = 1.0

@@ -99,7 +99,7 @@ class _Case:
             return self._least_loaded()
         pods, open_slots = self._fleet.view.pods, {pod.slot for pod in self._open}
         cold_ms = self.own_ms(self._open[0], NOTHING)
-        longest_ms = self._least_wait_ms + self._rules.patience * cold_ms
+        longest_ms = self._least_wait_ms + max(self._rules.patience_ms, self._rules.patience * cold_ms)
         for index in self.order:
             pod = pods[index]
             if pod.slot in open_slots and self.wait_ms(pod) <= longest_ms and self.ratio(pod) <= 1.0:

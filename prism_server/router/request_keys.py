@@ -15,12 +15,12 @@ from prism_server.identity import (
     MediaPart,
     TextPart,
     cache_seed,
-    content_id,
     framed_digest,
     link_digest,
     media_chain_keys,
 )
 from prism_server.media.data_url import data_url_bytes
+from prism_server.media.item import MediaItem
 from prism_server.media.messages import MediaSource, chain_parts, split_messages
 from prism_server.router.media_size import UNLIMITED, USUAL, MediaSizer
 from prism_server.router.pods import KeyScheme
@@ -156,16 +156,23 @@ def chain_of(scheme: KeyScheme, parts: Iterable[ChainPart], salt: str | None) ->
 
 def _medium(source: MediaSource, sizer: MediaSizer, content_of: ContentOf) -> RequestMedium:
     """Raises BadRequest for a data URL that cannot be decoded."""
-    if source.url[:LONGEST_LINK_SCHEME].lower().startswith(LINK_SCHEMES):
-        name = link_digest(source.url)
-        content, data = content_of(name), b""
+    links = [url for url in source.frames or (source.url,) if _is_link(url)]
+    if links:
+        name = link_digest("\n".join(source.frames or links))  # a list with links in it is never known by content
+        content, item = content_of(name), MediaItem(source.kind, b"", source.options)
         if content is None:
             return RequestMedium(name, USUAL.num_tokens, USUAL.num_patches)
     else:
-        data = data_url_bytes(source.url, UNLIMITED, source.param)
-        content = content_id(source.kind, data)
-    size = sizer.size(source.kind, content, data, source.options)
+        frames = tuple(data_url_bytes(url, UNLIMITED, source.param) for url in source.frames)
+        data = b"" if frames else data_url_bytes(source.url, UNLIMITED, source.param)
+        item = MediaItem(source.kind, data, source.options, source.param, frames)
+        content = item.content_id
+    size = sizer.size(item, content)
     return RequestMedium(content, size.num_tokens, size.num_patches)
+
+
+def _is_link(url: str) -> bool:
+    return url[:LONGEST_LINK_SCHEME].lower().startswith(LINK_SCHEMES)
 
 
 def _prompt_texts(prompt: Any) -> list[str]:

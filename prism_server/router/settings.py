@@ -26,6 +26,7 @@ class HTTPSettings(Group):
     max_buffered_bytes: Positive = Field(
         default=1 * GIB, description="bodies held for all requests that have no answer yet; beyond it: 429"
     )
+    page: bool = Field(default=True, description="the page at / to try the model on; off: 404")
     drain_propagation_s: Annotated[float, Field(ge=0)] = Field(
         default=0.0, description="after SIGTERM, still open but not ready, until every proxy has noticed"
     )

@@ -87,10 +87,12 @@ class Connection(asyncio.Protocol):
 
     def send(self, head: bytes, body: bytes | bytearray = b"") -> None:
         """Starts a request. Its bytes go out as the pod takes them; the answer may come before they are all out."""
-        assert self._transport is not None
         self._begin()
         self.last_byte_s = self._loop.time()
-        self._transport.writelines([head, body] if body else [head])
+        if self._transport is None:
+            self._error = ConnectionBroken("the pod closed the connection at once")
+        else:
+            self._transport.writelines([head, body] if body else [head])
 
     @property
     def is_sent(self) -> bool:
@@ -104,7 +106,8 @@ class Connection(asyncio.Protocol):
 
     @property
     def is_reusable(self) -> bool:
-        return self._is_complete and self._is_kept and self._error is None and self.is_sent
+        """Whether the answer came to its end, read or not, and the pod keeps the connection."""
+        return self._is_complete and self._is_kept and self.is_sent and not self._is_paused
 
     async def head(self) -> Head | None:
         """The answer's head; None where `nudge` came first. Raises UpstreamError."""

@@ -35,7 +35,7 @@ def admin_router(services: Services, drain: Callable[[], None]) -> APIRouter:
 
     @internal.get("/cache")
     async def cache(request: Request) -> Response:
-        """What the caches gained and lost since (`epoch`, `cursor`), a snapshot where that says nothing; and the load."""
+        """What the caches gained and lost since (`epoch`, `cursor`), a snapshot where that says nothing; the load."""
         epoch, cursor = request.query_params.get("epoch"), request.query_params.get("cursor")
         if cursor is not None and not (cursor.isascii() and cursor.isdigit()):
             raise BadRequest("cursor must be a number that an earlier answer gave", param="cursor")
@@ -44,8 +44,9 @@ def admin_router(services: Services, drain: Callable[[], None]) -> APIRouter:
             name: [key.hex() for key in getattr(news, name)]
             for name in ("chains_added", "chains_evicted", "features_added", "features_evicted")
         }
+        links = [{"url_digest": link.url_digest.hex(), "content_id": link.content_id.hex()} for link in news.links]
         place = {"epoch": news.epoch, "cursor": news.cursor, "snapshot": news.snapshot}
-        return json_response(_identity(services) | place | keys | {"load": _capacity(services)})
+        return json_response(_identity(services) | place | keys | {"links": links, "load": _capacity(services)})
 
     @internal.post("/drain")
     async def start_draining() -> Response:

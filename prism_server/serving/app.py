@@ -11,6 +11,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from prism_server.errors import BadRequest
+from prism_server.page import Site
 from prism_server.serving.admin import admin_router
 from prism_server.serving.auth import check_bearer
 from prism_server.serving.exchange import Answering
@@ -76,6 +77,9 @@ def api_app(services: Services) -> ASGIApp:
         ("/v1/generate", generate),
     ):
         app.router.routes.append(Route(path, Answering(services, handler), methods=["POST"]))
+    if services.settings.http.page:
+        site = Site()
+        app.router.routes.extend(Route(path, site, methods=["GET"]) for path in site.paths)
     return Front(app, services)
 
 

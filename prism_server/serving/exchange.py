@@ -14,10 +14,13 @@ from starlette.types import Receive, Scope, Send
 
 from prism_server.engine.messages import Accepted, Event, GenerateRequest, Usage
 from prism_server.errors import BadRequest, PrismError
+from prism_server.identity import link_digest
+from prism_server.media.link import NamedLink
 from prism_server.serving.answers import Collected, Sample
 from prism_server.serving.client import read_body, until_client_leaves
 from prism_server.serving.early_media import EarlyMedia, take_media_out
 from prism_server.serving.http_errors import json_response, refusal_reason
+from prism_server.serving.prepare import Draft
 from prism_server.serving.schema import Fields, parse_body
 from prism_server.serving.services import Running, Services
 from prism_server.serving.sse import event_stream, raw_send
@@ -55,7 +58,33 @@ class Exchange:
         """Runs blocking `work` in the preparation threads. A cancelled wait leaves the thread to finish alone."""
         return await asyncio.get_running_loop().run_in_executor(self.services.workers, work)
 
-    def read(self, kind: type[Fields], build: Callable[[Fields, EarlyMedia], Result]) -> Result:
+    async def prepared(
+        self, kind: type[Fields], build: Callable[[Fields, EarlyMedia], tuple[Result, Draft]]
+    ) -> tuple[Result, GenerateRequest]:
+        """The request that `build` drafts from the body's fields, and what else it says. Raises BadRequest.
+
+        Links are fetched in between, on the event loop: no worker waits for them.
+        """
+
+        def read() -> tuple[Result, Draft, GenerateRequest | None]:
+            result, draft = self._read(kind, build)
+            return result, draft, None if draft.links else draft.finish({})
+
+        result, draft, request = await self.in_worker(read)
+        if request is None:
+            fetched = await self.services.fetcher.fetch_all(draft.links)
+            request = await self.in_worker(lambda: draft.finish(fetched))
+            self._report_links(draft.links, request)
+        return result, request
+
+    def _report_links(self, links: Sequence[NamedLink], request: GenerateRequest) -> None:
+        """Tells routers what the links led to."""
+        contents = {span.media_index: span.facts.key.content_id for span in request.prompt.spans}
+        for link in links:
+            if link.media_index is not None:
+                self.services.journal.record_link(link_digest(link.url), contents[link.media_index])
+
+    def _read(self, kind: type[Fields], build: Callable[[Fields, EarlyMedia], Result]) -> Result:
         """What `build` makes of the body's fields; unknown ones are counted. Blocking, once. Raises BadRequest.
 
         Media are taken out first. If that leaves anything unread, or anything is wrong, the whole body is read again

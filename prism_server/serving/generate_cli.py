@@ -7,6 +7,7 @@ import queue
 import sys
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -39,7 +40,7 @@ def main(argv: Sequence[str]) -> int:
     arguments = _parser().parse_strictly(argv)
     settings = settings_from(arguments)
     params = SamplingParams(arguments.max_tokens, temperature=arguments.temperature, seed=arguments.seed)
-    media = tuple(_read_image(path) for path in arguments.image)
+    media = tuple(_read(kind, path) for kind, path in arguments.media)
 
     from prism_server.engine.engine import Engine  # imports torch: not for --help or a wrong option
 
@@ -58,9 +59,12 @@ def main(argv: Sequence[str]) -> int:
 
 def _parser() -> ArgumentParser:
     parser = ArgumentParser("prism-generate", "Ask a Qwen3-VL model one question, without a server.")
-    parser.usage = "%(prog)s [--image FILE ...] [--json] [options of prism-serve] QUESTION"
-    parser.add_argument("question", help="what to ask; the pictures come before it")
-    parser.add_argument("--image", metavar="FILE", type=Path, action="append", default=[], help="a picture; repeatable")
+    parser.usage = "%(prog)s [--image FILE | --video FILE ...] [--json] [options of prism-serve] QUESTION"
+    parser.add_argument("question", help="what to ask; the media come before it, in the order given")
+    for kind, text in (("image", "a picture; repeatable"), ("video", "a clip (MP4, MOV, MKV, WebM, GIF); repeatable")):
+        parser.add_argument(
+            f"--{kind}", metavar="FILE", type=_OfKind(kind), action="append", dest="media", default=[], help=text
+        )
     parser.add_argument("--json", action="store_true", help="print the answer, usage and timings as JSON")
     parser.add_argument(
         "--max-tokens", metavar="N", type=int, default=DEFAULT_MAX_TOKENS, help="[default: %(default)s]"
@@ -71,11 +75,21 @@ def _parser() -> ArgumentParser:
     return parser
 
 
-def _read_image(path: Path) -> MediaItem:
+@dataclass(frozen=True, slots=True)
+class _OfKind:
+    """A file named on the command line, with the kind of medium it is."""
+
+    kind: str
+
+    def __call__(self, path: str) -> tuple[str, Path]:
+        return self.kind, Path(path)
+
+
+def _read(kind: str, path: Path) -> MediaItem:
     try:
-        return MediaItem("image", path.read_bytes(), param=str(path))
+        return MediaItem(kind, path.read_bytes(), param=str(path))
     except OSError as error:
-        raise StartupError(f"--image {path}: cannot be read: {error.strerror}") from error
+        raise StartupError(f"--{kind} {path}: cannot be read: {error.strerror}") from error
 
 
 def _show_progress(progress: Progress) -> None:
@@ -86,8 +100,8 @@ def _show_progress(progress: Progress) -> None:
 
 def _request(engine: Engine, media: tuple[MediaItem, ...], question: str, params: SamplingParams) -> GenerateRequest:
     facts = [engine.media.describe(item) for item in media]
-    pictures = tuple(MediaContent(i, item.kind) for i, item in enumerate(media))
-    message = Message("user", (*pictures, TextContent(question)))
+    shown = tuple(MediaContent(i, item.kind) for i, item in enumerate(media))
+    message = Message("user", (*shown, TextContent(question)))
     prompt = engine.prompts.encode_chat([message], facts, media, None)
     return GenerateRequest(REQUEST_ID, prompt, media, params, time.monotonic())
 

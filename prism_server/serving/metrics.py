@@ -14,12 +14,13 @@ from dataclasses import asdict
 from itertools import accumulate
 from typing import TYPE_CHECKING
 
-from prometheus_client import CollectorRegistry, Counter, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 
 from prism_server.engine.messages import Event, GenerateRequest, RequestFinished, SampleFinished, TokenDelta
+from prism_server.media.fetch import FetchReport, LinkFetcher
 
 if TYPE_CHECKING:
     from prism_server.engine.engine import Engine  # imports torch, long after the ports must answer
@@ -63,7 +64,12 @@ class Metrics:
         self.prefilled = self._counter("prefilled_tokens", "prompt tokens computed", "modality")
         self.decoded_items = self._counter("decoded_items", "media decoded for a request")
         self.encoded_items = self._counter("encoded_items", "media run through the vision tower")
+        self.media_items = self._counter("media_items", "media of requests that were answered", "kind")
+        self.lowered_clips = self._counter("lowered_clips", "clips shown with fewer or smaller frames than asked for")
         self.finished = self._counter("samples_finished", "answers that ended", "reason")
+        self.link_fetches = self._counter("link_fetches", "links that were to be fetched", "outcome")
+        self.link_bytes = self._counter("link_fetch_bytes", "bytes of media fetched by link")
+        self.link_time = self._histogram("link_fetch_seconds", "from its turn to its last byte", REQUEST_TIMES_S)
         self._cancels = self._counter("cancels", "requests whose client left or whose server stopped")
         self._refusals = self._counter("refusals", "requests refused or failed", "reason")
         self._unknown_fields = self._counter("unknown_request_fields", "request fields that were ignored", "field")
@@ -96,6 +102,20 @@ class Metrics:
                 self._unknown_names.add(name)
             self._unknown_fields.labels(name if name in self._unknown_names else "other").inc()
 
+    def link_fetched(self, report: FetchReport) -> None:
+        self.link_fetches.labels(report.outcome).inc()
+        self.link_bytes.inc(report.num_bytes)
+        if report.time_s is not None:
+            self.link_time.observe(report.time_s)
+
+    def watch_links(self, fetcher: LinkFetcher) -> None:
+        """From now on a scrape shows what is kept of links."""
+        for name, text, read in (
+            ("link_cache_links", "links whose content is kept", lambda: fetcher.stats().links_now),
+            ("link_cache_bytes", "bytes kept of links", lambda: fetcher.stats().bytes_now),
+        ):
+            Gauge(f"prism_{name}", text, registry=self.registry).set_function(read)
+
     def watch_engine(self, engine: Engine) -> None:
         """From now on a scrape shows the engine's and the media caches' snapshots."""
         self.registry.register(EngineCollector(engine))
@@ -127,6 +147,7 @@ class RequestClock:
         self._metrics = metrics
         self._arrival_s = request.arrival_s
         self._vision_tokens = sum(span.rows for span in request.prompt.spans)
+        self._kinds = [item.kind for item in request.media]
         self._first_s: float | None = None
         self._last_s: dict[int, float] = {}
 
@@ -172,6 +193,9 @@ class RequestClock:
             series.labels("vision").inc(vision)
         metrics.decoded_items.inc(usage.decoded_items)
         metrics.encoded_items.inc(usage.encoded_items)
+        metrics.lowered_clips.inc(usage.lowered_clips)
+        for kind in self._kinds:
+            metrics.media_items.labels(kind).inc()
 
 
 class EngineCollector(Collector):

@@ -23,6 +23,7 @@ from prism_server.serving.answers import Collected, Sample, cost_fields
 from prism_server.serving.early_media import EarlyMedia
 from prism_server.serving.exchange import Exchange
 from prism_server.serving.http_errors import error_object
+from prism_server.serving.prepare import Draft
 from prism_server.serving.schema import GenerateBody
 from prism_server.serving.sse import frame
 
@@ -32,7 +33,7 @@ DEFAULT_TEMPERATURE = 0.0
 async def generate(exchange: Exchange) -> None:
     """`POST /v1/generate`."""
 
-    def build(fields: GenerateBody, early: EarlyMedia) -> tuple[bool, GenerateRequest]:
+    def build(fields: GenerateBody, early: EarlyMedia) -> tuple[bool, Draft]:
         preparer, arrival_s = exchange.running.preparer, exchange.arrival_s
         streams = fields.stream is not False
         if fields.messages is not None:
@@ -40,7 +41,7 @@ async def generate(exchange: Exchange) -> None:
         assert fields.prompt is not None  # GenerateBody allows exactly one of the two
         return streams, preparer.text(fields, fields.prompt, DEFAULT_TEMPERATURE, arrival_s)
 
-    streams, request = await exchange.in_worker(lambda: exchange.read(GenerateBody, build))
+    streams, request = await exchange.prepared(GenerateBody, build)
     if streams:
         await exchange.send_stream(request, NativeStream(request))
     else:

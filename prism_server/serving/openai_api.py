@@ -15,6 +15,7 @@ from prism_server.serving.early_media import EarlyMedia
 from prism_server.serving.exchange import Exchange
 from prism_server.serving.http_errors import json_response
 from prism_server.serving.openai_format import AnswerFormat, ChatFormat, CompletionFormat, OpenAIStream
+from prism_server.serving.prepare import Draft
 from prism_server.serving.schema import ChatRequest, CompletionRequest
 from prism_server.serving.services import Services
 
@@ -25,12 +26,12 @@ DEFAULT_TEMPERATURE = 1.0
 async def chat_completions(exchange: Exchange) -> None:
     """`POST /v1/chat/completions`."""
 
-    def build(fields: ChatRequest, early: EarlyMedia) -> tuple[Delivery, GenerateRequest]:
+    def build(fields: ChatRequest, early: EarlyMedia) -> tuple[Delivery, Draft]:
         preparer = exchange.running.preparer
-        request = preparer.chat(fields, fields.messages, early, DEFAULT_TEMPERATURE, exchange.arrival_s)
-        return Delivery.asked_for(fields), request
+        draft = preparer.chat(fields, fields.messages, early, DEFAULT_TEMPERATURE, exchange.arrival_s)
+        return Delivery.asked_for(fields), draft
 
-    delivery, request = await exchange.in_worker(lambda: exchange.read(ChatRequest, build))
+    delivery, request = await exchange.prepared(ChatRequest, build)
     form = ChatFormat(f"chatcmpl-{request.request_id}", *_facts(exchange, request))
     await _answer(exchange, delivery, request, form)
 
@@ -38,12 +39,12 @@ async def chat_completions(exchange: Exchange) -> None:
 async def completions(exchange: Exchange) -> None:
     """`POST /v1/completions`."""
 
-    def build(fields: CompletionRequest, _: EarlyMedia) -> tuple[Delivery, GenerateRequest]:
+    def build(fields: CompletionRequest, _: EarlyMedia) -> tuple[Delivery, Draft]:
         preparer = exchange.running.preparer
-        request = preparer.text(fields, fields.one_prompt(), DEFAULT_TEMPERATURE, exchange.arrival_s)
-        return Delivery.asked_for(fields), request
+        draft = preparer.text(fields, fields.one_prompt(), DEFAULT_TEMPERATURE, exchange.arrival_s)
+        return Delivery.asked_for(fields), draft
 
-    delivery, request = await exchange.in_worker(lambda: exchange.read(CompletionRequest, build))
+    delivery, request = await exchange.prepared(CompletionRequest, build)
     form = CompletionFormat(f"cmpl-{request.request_id}", *_facts(exchange, request))
     await _answer(exchange, delivery, request, form)
 

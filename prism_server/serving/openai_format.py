@@ -182,7 +182,7 @@ class OpenAIStream:
         match event:
             case TokenDelta(sample=i, text=text):
                 around = self._around_text.get(i)
-                if around is None or not text or event.logprobs:
+                if around is None or event.logprobs:
                     return b"".join(map(self._chunk, self._delta_choices(event)))
                 self._lengths[i] += len(text)
                 return around[0] + msgspec.json.encode(text) + around[1]
@@ -205,11 +205,12 @@ class OpenAIStream:
 
     def _delta_choices(self, event: TokenDelta) -> Iterator[Json]:
         yield from self._openings(event.sample)
-        if event.text or event.logprobs:  # else part of a character, or text that may begin a stop string
-            yield self._form.delta(event, self._lengths[event.sample])
-            self._lengths[event.sample] += len(event.text)
-            if not event.logprobs:
-                self._around_text[event.sample] = self._split_chunk(event.sample)
+        # Also where there is no text (part of a character, or what may begin a stop string): a token has a chunk, and
+        # who reads the stream sees it move.
+        yield self._form.delta(event, self._lengths[event.sample])
+        self._lengths[event.sample] += len(event.text)
+        if not event.logprobs:
+            self._around_text[event.sample] = self._split_chunk(event.sample)
 
     def _split_chunk(self, index: int) -> tuple[bytes, bytes]:
         """A chunk of sample `index`, cut at the place of its text."""

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import uuid
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from prism_server.engine.messages import GenerateRequest, SamplingParams
 from prism_server.errors import BadRequest
 from prism_server.media.item import MediaItem
+from prism_server.media.link import NamedLink
 from prism_server.prompt.encoded import EncodedPrompt
 from prism_server.serving.early_media import EarlyMedia
 from prism_server.serving.request_parts import read_messages
@@ -19,6 +20,14 @@ from prism_server.settings import ServerSettings
 
 if TYPE_CHECKING:
     from prism_server.engine.engine import Engine  # imports torch, long after the ports must answer
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """A request that has been read and may name `links`; `finish`, blocking too, takes their bytes by URL."""
+
+    links: tuple[NamedLink, ...]
+    finish: Callable[[Mapping[str, bytes]], GenerateRequest]
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,23 +44,32 @@ class Preparer:
         early: EarlyMedia,
         default_temperature: float,
         arrival_s: float,
-    ) -> GenerateRequest:
+    ) -> Draft:
         """A conversation with its media, of which `early` ones have left the messages already."""
         self._check_model(fields)
         params = self._sampling(fields, default_temperature)  # refused before the costly part
-        read = read_messages(messages, self.engine.media.limits, early)
-        facts = self.engine.media.describe_all(read.media)
-        prompt = self.engine.prompts.encode_chat(read.messages, facts, read.media, fields.cache_salt)
-        return self._request(fields, prompt, read.media, params, arrival_s, "messages")
+        read = read_messages(messages, self.engine.media.limits, early, bool(self.settings.fetch.hosts))
+
+        def finish(fetched: Mapping[str, bytes]) -> GenerateRequest:
+            media = read.items(fetched)
+            facts = self.engine.media.describe_all(media)
+            prompt = self.engine.prompts.encode_chat(read.messages, facts, media, fields.cache_salt)
+            return self._request(fields, prompt, media, params, arrival_s, "messages")
+
+        return Draft(read.links, finish)
 
     def text(
         self, fields: GenerationFields, prompt_text: str | Sequence[int], default_temperature: float, arrival_s: float
-    ) -> GenerateRequest:
+    ) -> Draft:
         """Plain text or token ids, without a template."""
         self._check_model(fields)
         params = self._sampling(fields, default_temperature)
-        prompt = self.engine.prompts.encode_text(prompt_text, fields.cache_salt)
-        return self._request(fields, prompt, (), params, arrival_s, "prompt")
+
+        def finish(_: Mapping[str, bytes]) -> GenerateRequest:
+            prompt = self.engine.prompts.encode_text(prompt_text, fields.cache_salt)
+            return self._request(fields, prompt, (), params, arrival_s, "prompt")
+
+        return Draft((), finish)
 
     def _check_model(self, fields: GenerationFields) -> None:
         name = self.engine.info.model_name

@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from prism_server.media.fetch import LinkFetcher
 from prism_server.serving.auth import KeyFile
 from prism_server.serving.cache_journal import CacheJournal
 from prism_server.serving.dispatch import Dispatcher
@@ -40,7 +41,8 @@ class Services:
     lifecycle: Lifecycle
     api_keys: KeyFile | None
     admin_token: KeyFile | None
-    metrics: Metrics = field(default_factory=Metrics)
+    fetcher: LinkFetcher
+    metrics: Metrics
     journal: CacheJournal = field(default_factory=CacheJournal)
     workers: ThreadPoolExecutor = field(
         default_factory=lambda: ThreadPoolExecutor(PREPARATION_THREADS, thread_name_prefix="prism-prepare")
@@ -50,13 +52,17 @@ class Services:
 
     @classmethod
     def from_settings(cls, settings: ServerSettings) -> Services:
-        """Raises StartupError where a file of keys cannot be read."""
-        http, engine = settings.http, settings.engine
+        """Raises StartupError where a file of keys or certificates cannot be read."""
+        http, engine, metrics = settings.http, settings.engine, Metrics()
+        fetcher = LinkFetcher(settings.fetch, metrics.link_fetched)
+        metrics.watch_links(fetcher)
         return cls(
             settings,
             Lifecycle(max_inside=engine.max_running_sequences + engine.max_waiting_requests),
             KeyFile(http.api_keys_file, "http.api_keys_file") if http.api_keys_file else None,
             KeyFile(http.admin_token_file, "http.admin_token_file") if http.admin_token_file else None,
+            fetcher,
+            metrics,
         )
 
     def attach(self, engine: Engine) -> None:
@@ -75,5 +81,6 @@ class Services:
 
     def close(self) -> None:
         self.workers.shutdown(wait=False, cancel_futures=True)
+        self.fetcher.close()
         if self._running is not None:
             self._running.engine.stop()

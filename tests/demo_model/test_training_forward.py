@@ -14,7 +14,9 @@ from transformers import AutoTokenizer, Qwen3VLConfig, Qwen3VLForConditionalGene
 
 from prism_server.demo_model import LAYOUT_BY_NAME, LAYOUTS, Layout, Turn, checkpoint_dir
 from prism_server.demo_model.training.batches import Batch, draw_batch, sizes_of
+from prism_server.demo_model.training.learner import initial_weights
 from prism_server.demo_model.training.network import Network
+from prism_server.demo_model.training.objective import answer_loss, cell_loss, initial_heads
 from prism_server.demo_model.training.prompts import NOTHING_ASKED, SYSTEM_PROMPT, PromptWriter
 from prism_server.model.config import ModelConfig
 from prism_server.model.loader import expected_shapes
@@ -93,6 +95,29 @@ def test_logits_and_positions_equal_the_references(
         expected = reference(input_ids=batch.ids, position_ids=batch.positions, use_cache=False, **media).logits
         actual = Network(config, weights, torch.float32)(batch).logits
     torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-4 * float(expected.abs().max()))
+
+
+def test_bfloat16_products_change_the_loss_little_and_reach_every_weight(directory: Path) -> None:
+    """The types that meet on a GPU, on the CPU."""
+    config = ModelConfig.from_dir(directory)
+    generator = torch.Generator().manual_seed(1)
+    weights = initial_weights(expected_shapes(config), torch.device("cpu"), generator)
+    heads = initial_heads(config.text.hidden_size, torch.device("cpu"))
+    for parameter in (*weights.values(), *heads.values()):
+        parameter.requires_grad_(True)
+    writer = PromptWriter(directory)
+    layouts = [LAYOUT_BY_NAME[name] for name in ("scenes-2-mixed", "page-224x288", "clip-4", "text")]
+    for layout in layouts:
+        batch, _ = draw_batch(random.Random(3), writer, layout, 2, {})
+        exact, rounded = (Network(config, weights, dtype)(batch) for dtype in (torch.float32, torch.bfloat16))
+        assert rounded.logits.dtype == torch.bfloat16
+        losses = [answer_loss(batch, output) + cell_loss(batch, output, heads) for output in (exact, rounded)]
+        torch.testing.assert_close(losses[1], losses[0], rtol=0.01, atol=0.01)
+        losses[1].backward()
+    for name, parameter in {**weights, **heads}.items():
+        assert parameter.grad is not None, name
+        assert parameter.grad.isfinite().all(), name
+        assert parameter.grad.any(), name
 
 
 @pytest.mark.parametrize("with_system", [False, True])

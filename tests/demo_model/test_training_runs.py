@@ -9,6 +9,7 @@ import random
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -28,7 +29,7 @@ from prism_server.demo_model.training.network import Network
 from prism_server.demo_model.training.prompts import PromptWriter
 from prism_server.demo_model.training.recipe import Recipe
 from prism_server.demo_model.training.state import Standing, read_standing
-from prism_server.demo_model.training.train import Session, Trainer
+from prism_server.demo_model.training.train import Command, Trainer
 from prism_server.errors import EngineFault
 from prism_server.model import ModelConfig, Qwen3VL
 from prism_server.model.loader import expected_shapes, load_tensors
@@ -60,7 +61,7 @@ def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def trainer(directory: Path, template: Path, standing: Standing) -> Trainer:
     directory.mkdir(exist_ok=True)
-    return Trainer(Session(directory, math.inf, CPU, num_workers=0, exam_rows=2), standing, template)
+    return Trainer(Command(directory, math.inf, CPU, num_workers=0, exam_rows=2), standing, template)
 
 
 def train(directory: Path, template: Path, recipe: Recipe, stop_at: int | None = None) -> Trainer:
@@ -89,9 +90,9 @@ def test_thirty_steps_bring_the_losses_down(tmp_path: Path, template: Path) -> N
     answers = torch.stack(losses)[:, 0]
     assert answers[:3].mean() > 6.5  # of 1,024 tokens none is known: log 1024 = 6.93
     assert answers[-5:].mean() < 0.8 * answers[:3].mean()
-    (entry,) = log_of(tmp_path)
-    assert entry["step"] == 30
-    assert set(QUICK) | {"read", "repeat", "color"} <= set(entry["right"])  # type: ignore[call-overload]
+    before, after = log_of(tmp_path)
+    assert (before["step"], after["step"]) == (0, 30)
+    assert set(QUICK) | {"repeat", "color"} <= set(after["right"])  # type: ignore[call-overload]
 
 
 def test_a_resumed_training_ends_as_the_uninterrupted_one(tmp_path: Path, template: Path) -> None:
@@ -144,7 +145,7 @@ def test_the_bundled_checkpoint_is_of_the_kind_that_is_exported_and_passes_the_e
     shapes = expected_shapes(ModelConfig.from_dir(exported))
     before, after = (load_tensors(place, shapes, CPU, torch.bfloat16) for place in (checkpoint_dir(), exported))
     assert all(torch.equal(before[name], after[name]) for name in shapes)
-    (entry,) = log_of(tmp_path)
+    _, entry = log_of(tmp_path)
     assert float(str(entry["right_of_all"])) > 0.85
 
 
@@ -180,6 +181,7 @@ def test_sigterm_to_trainer_and_workers_saves_and_the_run_can_be_resumed(tmp_pat
     options = ["--out", str(tmp_path / "run"), "--template", str(template), "--workers", "2", "--report-seconds", "0.2"]
     process = run_cli(*options, *only_quick(), "--total-steps", "100000", "--batch-tokens", "800", "--minutes", "4")
     assert process.stdout is not None
+    assert process.stdout.readline().startswith("step 0, ")
     assert process.stdout.readline().startswith("step ")
     os.killpg(process.pid, signal.SIGTERM)
     output, _ = process.communicate(timeout=60)
@@ -192,14 +194,18 @@ def test_sigterm_to_trainer_and_workers_saves_and_the_run_can_be_resumed(tmp_pat
     assert main(options) == 2  # it must be said that the run is to go on
 
 
-def test_a_command_ends_within_its_minutes(tmp_path: Path, template: Path) -> None:
-    process = run_cli(
-        "--out", str(tmp_path), "--template", str(template), "--workers", "0", "--minutes", "0.02", *only_quick()
-    )
-    output, _ = process.communicate(timeout=60)
-    assert process.returncode == 0
-    assert "step 0" in output or "complete" in output
-    assert (tmp_path / "checkpoint" / "model.safetensors").is_file()
+def test_steps_end_at_the_deadline_and_a_training_without_a_length_ends_with_them(
+    tmp_path: Path, template: Path
+) -> None:
+    recipe = replace(RECIPE, total_steps=None)
+    command = Command(tmp_path, time.monotonic() + 3, CPU, num_workers=0, exam_rows=1)
+    standing = Trainer(command, Standing(recipe), template).run(lambda: False)
+    assert time.monotonic() < command.deadline + 30
+    assert standing.recipe.total_minutes is not None
+    assert standing.recipe.total_minutes <= 3 / 60
+    assert read_standing(tmp_path) == standing
+    late = Trainer(replace(command, deadline=0.0), standing, template).run(lambda: False)
+    assert late.step == standing.step
 
 
 @pytest.mark.parametrize(

@@ -71,3 +71,14 @@ def test_a_short_chunk_hides_behind_the_weights_and_may_raise_the_estimate_but_n
     for _ in range(50):
         model.observe(8, SHORT_CHUNK_TOKENS, 0, 5.0 + SHORT_CHUNK_TOKENS * 0.025, 0.0)
     assert model.ms_per_token == pytest.approx(0.025, rel=1e-4)
+
+
+def test_where_graphs_are_replayed_a_small_eager_step_says_nothing_of_the_cost_of_a_token() -> None:
+    cost = CostModel(step_budget_ms=20.0, max_step_tokens=8192)
+    cost.observe(1, 0, 0, 5.0, 0.0, eager=False)
+    cost.observe(0, 512, 0, 17.0, 0.0, eager=False)
+    before = cost.ms_per_token
+    cost.observe(8, 64, 0, 25.0, 0.0, eager=True)
+    assert cost.ms_per_token == before
+    cost.observe(0, 2048, 0, 70.0, 0.0, eager=True)
+    assert cost.ms_per_token > before

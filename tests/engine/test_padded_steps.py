@@ -13,6 +13,7 @@ from reference_answers import draw_prompts, small_pictures
 from prism_server.engine.graphs import GraphFamily, family_sizes
 from prism_server.engine.rehearsal import Rehearsal
 from prism_server.engine.runner import Runner, RunnerLimits
+from prism_server.engine.step_inputs import StepSize
 
 MAX_ROWS, MAX_SEQUENCES = 96, 6
 WILD: dict[str, Any] = {"temperature": 6.0, "ignore_eos": True}
@@ -34,7 +35,7 @@ def runner_of(driver: Driver) -> Runner:
 
 def use_padded_steps(driver: Driver) -> None:
     runner = runner_of(driver)
-    sizes = family_sizes(MAX_ROWS, MAX_SEQUENCES)
+    sizes = {*family_sizes(MAX_ROWS, MAX_SEQUENCES), StepSize(MAX_ROWS, MAX_SEQUENCES, MAX_SEQUENCES, media=True)}
     runner.use_graphs(GraphFamily({size: partial(runner.run_padded, size) for size in sizes}))
 
 
@@ -85,20 +86,19 @@ def test_padded_steps_survive_preemption_and_swaps() -> None:
     assert tokens_of(replies) == tokens_of(expected)
 
 
-def test_only_fresh_picture_rows_and_steps_beyond_the_largest_graph_are_eager_and_all_are_counted() -> None:
+def test_steps_beyond_the_largest_graph_are_eager_and_counted() -> None:
     with running_engine(engine__max_running_sequences=MAX_SEQUENCES, kv__prefix_cache=True) as driver:
         use_padded_steps(driver)
         parts = [*small_pictures(3, 2), "What is shown?"]
         driver.ask(parts, 8)
-        cold = driver.counters()
-        assert cold["eager_steps"] == 1, "the one chunk with the pictures"
+        assert driver.counters()["encoded_items"] == 2
         driver.ask([*parts[:2], "Is it red?"], 8)
         driver.ask_all([["Hello!"], ["Hi"], parts], 8)
-        assert driver.counters()["eager_steps"] == 1, "repeats and texts are replayed"
+        assert driver.counters()["eager_steps"] == 0, "fresh pictures, repeats and texts are replayed"
         long_text = ["word " * 200]
         reply = driver.ask(long_text, 2, ignore_eos=True)
         assert reply.usage.prompt_tokens > MAX_ROWS
-        assert driver.counters()["eager_steps"] == 2
+        assert driver.counters()["eager_steps"] == 1
 
 
 def test_a_rehearsal_leaves_nothing_behind_that_a_request_could_see() -> None:

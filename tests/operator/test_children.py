@@ -116,7 +116,7 @@ def test_every_name_and_label_fits_and_is_a_dns_label(name: str) -> None:
 
 
 def test_deployments_whose_names_are_alike_share_no_child() -> None:
-    alike = ["a", "a-engine", "a.engine", "a-engine-engine", "b" * 60, "b" * 61, "9", "p-9"]
+    alike = ["a", "a-engine", "a-router", "a.engine", "a-engine-engine", "b" * 60, "b" * 61, "9", "p-9"]
     given = [
         (body["kind"], body["metadata"]["name"])
         for name in alike

@@ -14,6 +14,7 @@ from prism_operator.api import (
     AUTOSCALER,
     CHILD_KINDS,
     CONFIG_MAP,
+    DEPLOYMENT,
     NODE,
     POD,
     PRISM_DEPLOYMENT,
@@ -22,7 +23,7 @@ from prism_operator.api import (
     Api,
     Kind,
 )
-from prism_operator.deployment import LABEL_CLASS
+from prism_operator.deployment import LABEL_CLASS, LABEL_COMPONENT, MANAGED_BY
 from prism_operator.options import OperatorOptions
 
 if not os.environ.get("KUBECONFIG"):
@@ -30,6 +31,7 @@ if not os.environ.get("KUBECONFIG"):
 pytestmark = pytest.mark.cluster
 
 SERVICE = Kind("v1", "Service", "services")
+POLICY = Kind("networking.k8s.io/v1", "NetworkPolicy", "networkpolicies")
 ENGINE = "demo-engine"
 
 
@@ -165,6 +167,8 @@ def test_a_configuration_stays_as_long_as_a_pod_of_the_old_revision_needs_it(wor
         ({"model": {"source": {"hostPath": {"path": "/models"}}, "shape": "demo"}}, "HostPathNotAllowed"),
         ({"engine": {"device": "cpu", "overrides": {"engine": {"nonsense": 1}}}}, "InvalidSettings"),
         ({"podTemplate": {"affinity": {"nodeAffinity": {"nonsense": []}, "podAffinity": 3}}}, "WorkloadRefused"),
+        ({"router": {"podTemplate": {"affinity": {"podAffinity": 3}}}}, "WorkloadRefused"),
+        ({"router": {"overrides": {"upstream": {"nonsense": 1}}}}, "InvalidSettings"),
     ],
 )
 def test_a_spec_that_cannot_be_served_freezes_what_serves(world: World, edit: dict[str, Any], reason: str) -> None:
@@ -250,14 +254,46 @@ def test_with_one_replica_no_surge_is_said_before_the_gap(world: World) -> None:
 def test_an_operator_upgrade_alone_changes_no_pod_template(world: World) -> None:
     world.put(spec())
     world.settle()
-    before = world.api.get(STATEFUL_SET, world.namespace, ENGINE)["spec"]["template"]
-    world.options = OperatorOptions(operator_namespace=world.namespace, cpu_image="prism-server-cpu:9.9")
+    workloads = ((STATEFUL_SET, ENGINE), (DEPLOYMENT, "demo-router"))
+    before = [world.api.get(kind, world.namespace, name)["spec"]["template"] for kind, name in workloads]
+    world.options = OperatorOptions(
+        operator_namespace=world.namespace, cpu_image="prism-server-cpu:9.9", router_image="prism-router:9.9"
+    )
     world.restart()
     world.settle()
-    assert world.api.get(STATEFUL_SET, world.namespace, ENGINE)["spec"]["template"] == before
+    assert [world.api.get(kind, world.namespace, name)["spec"]["template"] for kind, name in workloads] == before
     world.put(spec(engine={"device": "cpu", "maxRunningSequences": 3}))
     world.settle()
     assert world.images() == ["prism-server-cpu:9.9"] * 2
+
+
+def test_a_service_that_led_to_engines_is_handed_over_to_routers_without_a_gap(world: World) -> None:
+    """As an upgrade finds it that is the first to bring routers."""
+    world.put(spec())
+    world.settle()
+    engines = {pod.uid for pod in world.pods()}
+    merge, ours = "application/merge-patch+json", {"fieldManager": MANAGED_BY}
+    to_engines = {"spec": {"selector": {LABEL_COMPONENT: "engine"}}}
+    world.api.call("PATCH", SERVICE.path(world.namespace, "demo"), ours, to_engines, merge)
+    world.api.call("PATCH", POLICY.path(world.namespace, ENGINE), ours, {"spec": {"ingress": [{}]}}, merge)
+    routers = world.api.get(DEPLOYMENT, world.namespace, "demo-router")
+    world.api.delete(DEPLOYMENT, world.namespace, "demo-router", routers["metadata"]["uid"])
+    until(lambda: not world.routers(), "no routers")
+
+    def is_open() -> tuple[str, bool]:
+        service = world.api.get(SERVICE, world.namespace, "demo")["spec"]["selector"][LABEL_COMPONENT]
+        return service, world.api.get(POLICY, world.namespace, ENGINE)["spec"]["ingress"] == [{}]
+
+    world.step()
+    assert is_open() == ("engine", True)
+    assert world.condition("Available").status == "True"
+    until(lambda: (world.run_kubelet(), world.num_ready_routers() > 0)[1], "a router")
+    world.step()
+    assert is_open() == ("router", True), "whoever has not heard of it yet still gets in"
+    world.settle()
+    assert is_open() == ("router", False)
+    assert world.condition("Ready").status == "True"
+    assert {pod.uid for pod in world.pods()} == engines
 
 
 def test_only_so_many_rollouts_at_a_time(world: World) -> None:

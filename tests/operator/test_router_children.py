@@ -70,6 +70,10 @@ def test_a_router_goes_later_than_an_engine_that_was_told_at_the_same_time() -> 
     assert engine <= http.drain_propagation_s + http.drain_timeout_s < router
 
 
+def test_a_router_is_not_the_first_process_so_that_one_that_starts_can_be_told_to_go() -> None:
+    assert pod(DEMO)["spec"]["shareProcessNamespace"] is True
+
+
 def test_the_router_waits_for_an_engines_own_deadline() -> None:
     spec = merged(DEMO, {"engine": {"requestTimeoutSeconds": 90}})
     assert settings(spec).upstream.header_timeout_s > 90

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import threading
 from collections.abc import Iterator, Sequence
@@ -13,6 +14,12 @@ import pytest
 from prism_operator.admin_client import RouterView, read_router_views
 from prism_operator.pods import Pod
 from prism_operator.routers import Routers, RouterViews, routers_of
+from prism_server.router.admin import pods_known
+from prism_server.router.discovery_static import StaticDiscovery
+from prism_server.router.endpoints import Endpoint
+from prism_server.router.services import Services
+from prism_server.router.settings import DiscoverySettings, RouterSettings
+from prism_server.router.upstream import Origin
 
 TOKEN = "t0ken"
 
@@ -62,6 +69,21 @@ def port() -> Iterator[int]:
 def test_an_engine_counts_as_known_when_the_router_sends_requests_to_it(port: int) -> None:
     assert read_router_views([router("a")], TOKEN, port) == [RouterView("a", frozenset({"u0"}))]
     assert read_router_views([router("a")], "wrong", port) == []
+
+
+def test_a_real_routers_answer_has_what_the_operator_reads() -> None:
+    async def answer() -> dict[str, Any]:
+        settings = RouterSettings(discovery=DiscoverySettings(backends="http://engine"))
+        services = Services(settings, StaticDiscovery(()))
+        origin = Origin("127.0.0.1", 9)
+        services.members.take([Endpoint("e-0", "u0", origin, origin, is_terminating=True)])
+        try:
+            return pods_known(services)
+        finally:
+            services.close()
+
+    (known,) = asyncio.run(answer())["pods"]
+    assert entry("u0", is_answering=False, is_terminating=True).items() <= known.items()
 
 
 class Fleet:

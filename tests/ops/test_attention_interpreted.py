@@ -12,8 +12,10 @@ import torch
 from attention_cases import LAYER, Case, Heads, make_case, padded
 
 from prism_server.capacity.page_layout import KVDtype
-from prism_server.ops.triton.attention import PagedAttention, Tile, Tiles
+from prism_server.ops.triton.attention import PagedAttention, Tiles
+from prism_server.ops.triton.attention_launch import Tile
 from prism_server.ops.triton.kernels.attention import paged_attention
+from prism_server.ops.triton.kernels.attention_parts import unpack_pages
 
 HEADS = Heads(query=4, kv=2, head_dim=32)
 TINY = Tiles(
@@ -59,7 +61,7 @@ def test_as_many_query_heads_as_kv_heads_and_eight_times_as_many(heads: Heads) -
     case.check(attention(case)(case.q, case.kv, LAYER, case.batch, case.scale))
 
 
-def test_a_padded_batch_gives_the_same_bits_and_leaves_the_counters_at_zero() -> None:
+def test_a_padded_batch_gives_the_same_bits() -> None:
     case = make_case(MIXED, HEADS, "fp8", 16, seed=3, device=DEVICE)
     attend = attention(case)
     exact = attend(case.q, case.kv, LAYER, case.batch, case.scale)
@@ -96,6 +98,22 @@ def test_partial_sums_that_do_not_fit_at_once_take_several_launches(monkeypatch:
     monkeypatch.setattr(paged_attention, "run", counted := Counted(paged_attention.run))
     assert torch.equal(attention(case)(case.q, case.kv, LAYER, case.batch, case.scale), at_once)
     assert counted.calls > 1
+
+
+@pytest.mark.parametrize("workspace_bytes", [1 << 20, 19_200])
+def test_unpacked_pages_in_one_go_or_in_several_and_contexts_too_long_for_them(
+    monkeypatch: pytest.MonkeyPatch, workspace_bytes: int
+) -> None:
+    monkeypatch.setattr("prism_server.ops.triton.attention.WORKSPACE_BYTES", workspace_bytes)
+    monkeypatch.setattr(unpack_pages, "run", counted := Counted(unpack_pages.run))
+    tiles = replace(TINY, some=replace(TINY.some, block_rows=64, unpacked=True))
+    case = make_case([(10, 13), (1, 70), (12, 45), (9, 16), (5, 12)], HEADS, "fp8", 16, seed=7, device=DEVICE)
+    attend = attention(case, tiles=tiles)
+    out = attend(case.q, case.kv, LAYER, case.batch, case.scale)
+    case.check(out)
+    assert (counted.calls == 1) == (workspace_bytes > 19_200)
+    q = torch.cat((case.q, torch.full_like(case.q[:5], torch.nan)))
+    assert torch.equal(attend(q, case.kv, LAYER, padded(case.batch, len(q), 8), case.scale)[: len(out)], out)
 
 
 def test_what_was_not_reserved_and_odd_shapes_are_refused() -> None:

@@ -15,7 +15,7 @@ HAS_CUDA = torch.cuda.is_available()
 
 
 def test_a_requested_backend_that_is_not_there_is_an_error_at_start_up_never_a_silent_fallback() -> None:
-    with pytest.raises(StartupError, match="'fastest'.*known: auto, torch, triton, flashinfer"):
+    with pytest.raises(StartupError, match=r"'fastest'.*known: auto, torch, triton, flashinfer"):
         make_ops("fastest", "cpu")
 
 

@@ -106,7 +106,8 @@ def test_the_operators_take_the_tuned_cuts() -> None:
 def test_all_row_counts_of_a_class_have_a_cut_and_one_order_of_sums() -> None:
     assert set(CONFIGS) == {(product_class, bucket) for product_class in ProductClass for bucket in ROW_BUCKETS}
     for product_class in ProductClass:
-        assert len({config.split_k for (which, _), config in CONFIGS.items() if which == product_class}) == 1
+        splits = {config.split_k for (which, rows), config in CONFIGS.items() if which == product_class and rows > 16}
+        assert len(splits) == 1
 
 
 def test_skinny_is_bf16_of_1_to_128_rows() -> None:

@@ -18,6 +18,7 @@ from prism_server.ops.torch_ops import swiglu as plain_swiglu
 from prism_server.ops.triton.rope_store import qk_norm_rope_store, rotate
 from prism_server.ops.triton.swiglu import swiglu
 
+pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # NaN and infinity, in NumPy
 KV_DTYPES: tuple[KVDtype, ...] = ("fp8", "bf16", "fp32")
 EPS = 1e-6
 BF16_STEP = 2**-4

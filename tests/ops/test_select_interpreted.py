@@ -11,6 +11,7 @@ from torch import Tensor
 from prism_server.ops.torch_ops import TorchOps
 from prism_server.ops.triton import select
 
+pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # NaN and infinity, in NumPy
 VOCAB = 71
 INF = float("inf")
 

@@ -11,7 +11,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from prism_server.errors import BadRequest
-from prism_server.media.item import ItemFacts, ItemKey, MediaItem
 from prism_server.media.messages import MediaContent, Message, TextContent
 from prism_server.prompt.placeholders import assign
 from prism_server.prompt.template import ChatTemplate
@@ -121,14 +120,6 @@ def test_a_picture_beside_a_video_keeps_its_place(checkpoint: Path) -> None:
     pieces = template.render([user(parts[0], "a", parts[1]), user(parts[2], parts[3], "b")])
     runs = [piece for piece in pieces if isinstance(piece, int)]
     assert assign(runs, parts, tokenizer.media_tokens.kind_of_pad) == [0, 1, 2, 3]
-
-
-def test_a_clip_is_refused_by_name(make_encoder: Any) -> None:
-    facts = ItemFacts(ItemKey(b"c" * 32, b"l" * 32), "video", (2, 4, 4), 8, 64, 64)
-    item = MediaItem("video", b"clip", param="messages.0.content.1")
-    with pytest.raises(BadRequest, match="video") as caught:
-        make_encoder().encode_chat([user("a", MediaContent(0, "video"))], [facts], [item])
-    assert caught.value.param == "messages.0.content.1"
 
 
 def test_too_long_is_refused_with_both_numbers_and_nothing_is_cut(make_encoder: Any, make_picture: Any) -> None:

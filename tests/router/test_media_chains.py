@@ -1,4 +1,4 @@
-"""Invariant 31: router and engine derive the same media chain from the same request, with no tokenizer in the router."""
+"""Invariant 31: router and engine derive the same media chain from the same request, the router without a tokenizer."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def engines_chain(preparer: Preparer, path: str, body: bytes) -> tuple[bytes, ..
     """Media-chain keys of the boundaries of the prompt that the engine would run."""
     text, early = take_media_out(bytearray(body), preparer.engine.media.limits)
     fields = parse_body(text, PATHS[path]).fields
-    request: GenerateRequest = preparer.chat(fields, fields.messages or [], early, 1.0, 0.0)
+    request: GenerateRequest = preparer.chat(fields, fields.messages or [], early, 1.0, 0.0).finish({})
     return tuple(boundary.media_key for boundary in request.prompt.boundaries if boundary.media_key)
 
 

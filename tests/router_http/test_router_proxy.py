@@ -5,6 +5,9 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
+import socketserver
+import struct
+import threading
 import time
 from urllib.parse import urlsplit
 
@@ -93,12 +96,27 @@ def test_a_pod_of_an_unknown_key_version_gets_requests_by_place_and_load() -> No
         for pod in pods:
             pod.cache = EMPTY_CACHE | {"key_version": KEY_VERSION + 1}
         eventually(lambda: router.metrics()["key_version_mismatch_pods"] == 2)
-        answers = [router.post(chat_body(picture(seed), "What is it?")) for seed in range(8)]
-        assert {answer.headers["x-prism-pod"] for answer in answers} == {pod.name for pod in pods}
-        again = [router.post(chat_body(picture(seed), "And now?")) for seed in range(8)]
-        assert [a.headers["x-prism-pod"] for a in again] == [a.headers["x-prism-pod"] for a in answers]
-        assert all("media=0/1" in answer.headers["x-prism-cache"] for answer in again)
+        for question in ("What is it?", "And now?"):
+            answers = [router.post(chat_body(picture(seed), question)) for seed in range(8)]
+            assert {answer.headers["x-prism-pod"] for answer in answers} == {pod.name for pod in pods}
+            for answer in answers:
+                reason, media, *_ = answer.headers["x-prism-cache"].split("; ")
+                assert (reason in ("home", "spill"), media) == (True, "media=0/1")
         assert router.metrics()["key_version_mismatches_total"] == 16
+
+
+def test_a_pod_that_does_not_say_what_it_holds_is_still_used() -> None:
+    with scripted(says_yes) as (pod,):
+        pod.cache = {"another": "program"}
+        router = RouterProcess(**{"discovery.backends": pod.backend})
+        try:
+            eventually(lambda: router.pod(pod.name)["is_answering"])
+            assert "/internal/cache" in router.pod(pod.name)["problem"]
+            assert router.post(chat_body(picture(1), "What is it?")).status_code == 200
+            assert router.pod(pod.name)["cache_age_s"] is None
+            assert router.log().count("/internal/cache") == 1  # said once, not at every poll
+        finally:
+            router.close()
 
 
 def test_only_the_listed_paths_reach_a_pod() -> None:
@@ -168,6 +186,24 @@ def test_a_pod_that_nobody_listens_at_costs_a_request_nothing() -> None:
         assert [router.post(chat_body(f"question {i}")).status_code for i in range(6)] == [200] * 6
         assert len(two.asked) == 6
         eventually(lambda: not router.pod(one.name)["is_answering"])
+
+
+def test_a_pod_that_closes_connections_at_once_costs_a_request_nothing() -> None:
+    class ClosesAtOnce(socketserver.BaseRequestHandler):
+        def handle(self) -> None:
+            self.request.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # with a reset
+
+    with (
+        scripted(says_yes, says_yes) as (one, two),
+        socketserver.ThreadingTCPServer(("127.0.0.1", 0), ClosesAtOnce) as api,
+    ):
+        threading.Thread(target=api.serve_forever, daemon=True).start()
+        with routing(f"http://127.0.0.1:{api.server_address[1]}|http://{one.name}", two.backend) as router:
+            assert [router.post(chat_body(f"question {i}")).status_code for i in range(8)] == [200] * 8
+            retries = {name for name in router.metrics() if name.startswith("retries_total")}
+            assert retries <= {"retries_total{broken}", "retries_total{connect}"}
+            assert retries
+        api.shutdown()
 
 
 def test_no_pod_is_asked_twice_and_then_the_answer_is_503_with_retry_after() -> None:

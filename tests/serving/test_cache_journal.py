@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from prism_server.engine.messages import CacheChanged
-from prism_server.serving.cache_journal import CacheJournal, CacheNews
+from prism_server.serving.cache_journal import CacheJournal, CacheNews, LinkContent
 
 A, B, C = (bytes([i]) * 32 for i in range(3))
 
@@ -98,3 +98,19 @@ def test_a_follower_of_any_history_holds_what_the_server_holds(
         else:
             follower.poll(journal)
     assert (follower.chains, follower.features) == (chains, features)
+
+
+def test_links_are_told_once_and_again_when_they_lead_elsewhere() -> None:
+    journal, follower = CacheJournal(max_links=2), Follower()
+    journal.record_link(A, B)
+    assert follower.poll(journal).links == (LinkContent(A, B),)
+    journal.record_link(A, B)
+    assert follower.poll(journal).links == ()
+    journal.record_link(B, C)
+    journal.record_link(A, C)
+    news = follower.poll(journal)
+    assert (news.snapshot, news.links) == (False, (LinkContent(B, C), LinkContent(A, C)))
+    journal.record_link(C, A)
+    assert journal.since(None, None).links == (LinkContent(A, C), LinkContent(C, A))
+    journal.reset()
+    assert follower.poll(journal).links == (LinkContent(A, C), LinkContent(C, A))

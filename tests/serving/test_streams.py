@@ -60,11 +60,13 @@ def test_a_native_stream_is_accepted_tokens_done(server: ServerProcess) -> None:
     assert done["usage"]["completion_tokens"] == 5
     assert done["usage"]["decoded_items"] == done["usage"]["encoded_items"] == 1
     assert done["usage"]["prefilled_media_tokens"] == 9
-    assert done["prism"]["timings"]["total_ms"] > 0
+    timings = done["prism"]["timings"]
+    assert 0 < timings["encode_ms"] <= timings["prefill_ms"] < timings["first_token_ms"] < timings["total_ms"]
     whole = server.post("/v1/generate", body | {"stream": False}).json()
     assert whole["samples"][0]["text"] == "".join(data["text"] for data in tokens)
     assert whole["usage"]["decoded_items"] == whole["usage"]["encoded_items"] == 0
     assert whole["usage"]["prefilled_media_tokens"] == 0
+    assert whole["prism"]["timings"]["encode_ms"] == 0
 
 
 def test_a_native_request_is_greedy_by_default(server: ServerProcess) -> None:

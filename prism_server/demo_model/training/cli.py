@@ -41,7 +41,7 @@ def main(argv: Sequence[str]) -> int:
         raise StartupError(f"--minutes must be positive, not {arguments.minutes}")
     # With torch: --help and a wrong option need not wait for it.
     from prism_server.demo_model.training.state import Standing, read_standing
-    from prism_server.demo_model.training.train import Session, Trainer
+    from prism_server.demo_model.training.train import Command, Trainer
 
     standing = read_standing(arguments.out)
     if standing is not None and not arguments.resume:
@@ -52,7 +52,7 @@ def main(argv: Sequence[str]) -> int:
     else:
         _check_same(given, standing.recipe)
     limit_seconds = 60 * arguments.minutes
-    session = Session(
+    command = Command(
         directory=arguments.out,
         deadline=started + max(limit_seconds - CLOSING_SECONDS, limit_seconds / 2),
         device=_device(arguments.device),
@@ -62,7 +62,7 @@ def main(argv: Sequence[str]) -> int:
     )
     stopped = _stop_on_signals()
     try:
-        standing = Trainer(session, standing, arguments.template).run(stopped)
+        standing = Trainer(command, standing, arguments.template).run(stopped)
     except EngineFault as fault:
         print(f"prism-train-demo: {fault.reason}")
         return FAILED_EXIT_CODE

@@ -69,13 +69,12 @@ class Learner:
     On a GPU a step is two graph replays: loss and gradients, captured when a layout first comes, and the update.
     """
 
-    def __init__(self, config: ModelConfig, weights: Tensors, seed: int, dtype: torch.dtype) -> None:
+    def __init__(self, config: ModelConfig, weights: Tensors, dtype: torch.dtype) -> None:
         """`weights`: float32, by released name, on the device to train on. `dtype`: that of the products."""
         self.config = config
         self.weights = weights
         self.device = next(iter(weights.values())).device
-        generator = torch.Generator().manual_seed(seed)
-        self.heads = initial_heads(config.text.hidden_size, self.device, generator)
+        self.heads = initial_heads(config.text.hidden_size, self.device)
         self.network = Network(config, weights, dtype)
         self._parameters = [*self.weights.values(), *self.heads.values()]
         self._gradients = [torch.zeros_like(parameter) for parameter in self._parameters]
@@ -137,5 +136,7 @@ class Learner:
         self.losses.copy_(torch.stack((answers.detach(), cells.detach())))
 
     def _apply_gradients(self) -> None:
-        torch.nn.utils.clip_grad_norm_(self._parameters, MAX_GRADIENT_NORM)
+        # Apart, for the heads' gradients can be many times the model's and would shrink them.
+        torch.nn.utils.clip_grad_norm_(list(self.weights.values()), MAX_GRADIENT_NORM)
+        torch.nn.utils.clip_grad_norm_(list(self.heads.values()), MAX_GRADIENT_NORM)
         self._optimiser.step()

@@ -105,7 +105,7 @@ class Network:
         num_rows, length = batch.ids.shape
         rows = batch.media_rows.flatten()
         cos, sin = (
-            angles.to(self._dtype).view(num_rows, 1, length, -1) for angles in self._rope(batch.positions.flatten(1))
+            angles.to(self._dtype).view(num_rows, length, 1, -1) for angles in self._rope(batch.positions.flatten(1))
         )
         hidden = F.embedding(batch.ids.flatten(), self._weights[f"{TEXT}embed_tokens.weight"])
         if media:
@@ -125,12 +125,12 @@ class Network:
         normed = layer.rms_norm(hidden, "input_layernorm", eps).to(self._dtype)
 
         def heads(name: str) -> Tensor:
-            flat = layer.linear(normed, f"self_attn.{name}_proj")
-            return flat.view(*normed.shape[:2], -1, config.head_dim).transpose(1, 2)
+            return layer.linear(normed, f"self_attn.{name}_proj").view(*normed.shape[:2], -1, config.head_dim)
 
         q = rotate(layer.rms_norm(heads("q"), "self_attn.q_norm", eps), cos, sin)
         k = rotate(layer.rms_norm(heads("k"), "self_attn.k_norm", eps), cos, sin)
-        k, v = (tensor.repeat_interleave(shared_by, 1) for tensor in (k, heads("v")))
+        k, v = (tensor.repeat_interleave(shared_by, 2) for tensor in (k, heads("v")))
+        q, k, v = (x.transpose(1, 2) for x in (q, k, v))
         attended = F.scaled_dot_product_attention(q, k, v, is_causal=True)
         hidden = hidden + layer.linear(attended.transpose(1, 2).flatten(2), "self_attn.o_proj")
         normed = layer.rms_norm(hidden, "post_attention_layernorm", eps).to(self._dtype)

@@ -23,12 +23,14 @@ GLYPH_LOSS_SCALE = 8.0
 """Nearly all of the characters are absent from a cell, so the mean is small."""
 
 
-def initial_heads(hidden_size: int, device: torch.device, generator: torch.Generator) -> dict[str, Tensor]:
-    """A weight [classes, hidden_size] and a bias for each of `HEADS`, float32."""
+def initial_heads(hidden_size: int, device: torch.device) -> dict[str, Tensor]:
+    """A weight [classes, hidden_size] and a bias for each of `HEADS`, float32, all 0.
+
+    From 0 they learn to read the features before they change them: random ones would spoil those of a trained model.
+    """
     heads = {}
     for name, classes in HEADS.items():
-        weight = torch.randn(classes, hidden_size, generator=generator) * hidden_size**-0.5
-        heads[f"{name}.weight"] = weight.to(device)
+        heads[f"{name}.weight"] = torch.zeros(classes, hidden_size, device=device)
         heads[f"{name}.bias"] = torch.zeros(classes, device=device)
     return heads
 

@@ -39,7 +39,7 @@ TASKS_SHOWN = ("find", "which", "of", "read", "repeat", "price", "count")
 
 
 @dataclass(frozen=True, slots=True)
-class Session:
+class Command:
     """What is said anew with each command. `deadline`, a time of `time.monotonic`, is that of the last step."""
 
     directory: Path
@@ -53,27 +53,27 @@ class Session:
 class Trainer:
     """Owns the learner and the run's directory."""
 
-    def __init__(self, session: Session, standing: Standing, template: Path) -> None:
+    def __init__(self, command: Command, standing: Standing, template: Path) -> None:
         """Begins with the files of `template` if no step is done yet, else goes on from the directory.
 
         StartupError: files are missing or do not fit.
         """
-        self._session = session
+        self._command = command
         self.standing = standing
-        self._checkpoint = session.directory / CHECKPOINT_NAME
+        self._checkpoint = command.directory / CHECKPOINT_NAME
         if standing.step == 0:
             copy_template(template, self._checkpoint)
-        on_gpu, recipe = session.device.type == "cuda", standing.recipe
+        on_gpu, recipe = command.device.type == "cuda", standing.recipe
         # Before all else, so that workers prepare batches while the rest is set up.
         stream = BatchStream(recipe, self._checkpoint)
-        self._batches = stream_batches(stream, standing.step, session.num_workers, pin_memory=on_gpu)
+        self._batches = stream_batches(stream, standing.step, command.num_workers, pin_memory=on_gpu)
         config = ModelConfig.from_dir(self._checkpoint)
-        weights = _first_weights(config, recipe, session.device)
-        self.learner = Learner(config, weights, recipe.seed, torch.bfloat16 if on_gpu else torch.float32)
+        weights = _first_weights(config, recipe, command.device)
+        self.learner = Learner(config, weights, torch.bfloat16 if on_gpu else torch.float32)
         if standing.step:
-            load_state(session.directory, self.learner, standing.step)
-        self._exam = Exam(PromptWriter(self._checkpoint), recipe.layouts(), session.exam_rows, "exam", session.device)
-        self._tally = Tally(session.device)
+            load_state(command.directory, self.learner, standing.step)
+        self._exam = Exam(PromptWriter(self._checkpoint), recipe.layouts(), command.exam_rows, "exam", command.device)
+        self._tally = Tally(command.device)
         self._started = time.monotonic()
 
     def run(self, stopped: Callable[[], bool]) -> Standing:
@@ -81,23 +81,24 @@ class Trainer:
 
         EngineFault when the loss is no number any more; the last saved state stays.
         """
-        session = self._session
-        reported = before = time.monotonic()
-        recipe = self.standing.recipe.lasting(max(1.0, session.deadline - before) / 60)
+        command = self._command
+        recipe = self.standing.recipe.lasting(max(1.0, command.deadline - time.monotonic()) / 60)
         self.standing = replace(self.standing, recipe=recipe)
-        while self.standing.progress < 1 and before < session.deadline and not stopped():
+        self._report()  # what this command begins with, to compare with
+        reported = before = time.monotonic()
+        while self.standing.progress < 1 and before < command.deadline and not stopped():
             self._take_step()
             now = time.monotonic()
             trained_seconds = self.standing.trained_seconds + now - before
             self.standing = replace(self.standing, step=self.standing.step + 1, trained_seconds=trained_seconds)
-            if now - reported >= session.report_seconds:
+            if now - reported >= command.report_seconds:
                 self._save()
                 self._report()
                 now = reported = time.monotonic()
             before = now
         self._batches = iter(())  # its workers end
         self._save()
-        export_checkpoint(session.directory, self.learner.weights)
+        export_checkpoint(command.directory, self.learner.weights)
         self._report()
         return self.standing
 
@@ -119,22 +120,22 @@ class Trainer:
 
     def _save(self) -> None:
         self._check_loss()
-        save_state(self._session.directory, self.learner, self.standing)
+        save_state(self._command.directory, self.learner, self.standing)
 
     def _report(self) -> None:
         """A line for a person, and one in the log."""
         marks = self._exam.mark(self.learner.network)
         facts = self._facts(marks)
-        with (self._session.directory / LOG_NAME).open("a", encoding="utf-8") as log:
+        with (self._command.directory / LOG_NAME).open("a", encoding="utf-8") as log:
             log.write(json.dumps(facts) + "\n")
         losses = " ".join(f"{kind} {answers:.3f}/{cells:.3f}" for kind, (answers, cells) in facts["losses"].items())
         tasks = " ".join(f"{task} {facts['right'][task]:.3f}" for task in TASKS_SHOWN if task in facts["right"])
         print(
-            f"step {facts['step']} ({facts['progress']:.0%}) {facts['seconds']:.0f} s, {facts['waited']:.0%} of it "
-            f"waiting for data; loss {losses}; right {marks.share():.4f} of {marks.num_asked}: {tasks}",
+            f"step {facts['step']}, {facts['progress']:.0%} done, {facts['seconds']:.0f} s, waiting for data "
+            f"{facts['waited']:.0%}; loss {losses or '-'}; right {marks.share():.4f} of {marks.num_asked}: {tasks}",
             flush=True,
         )
-        self._tally = Tally(self._session.device)
+        self._tally = Tally(self._command.device)
 
     def _facts(self, marks: Marks) -> dict[str, Any]:
         standing, tally = self.standing, self._tally

@@ -1,8 +1,9 @@
 // Attention of one query row a sequence over FP8 pages of 64 tokens, heads of 128 (split over the context).
 //
 // A warp is a worker of its own: it walks pieces of contexts, page after page, through a ring of shared memory that bulk
-// copies fill ahead of it, across the borders of pieces. That keeps some 200 KB a multiprocessor in flight, which is
-// what the memory's bandwidth asks for. Products are m16n8k16 in half precision: S = Q K^T with the query heads of one
+// copies fill ahead of it, across the borders of pieces. That keeps some 200 KB a multiprocessor in flight; so nothing
+// else of a piece may wait for memory: whatever asks now comes behind all that. Hence queries travel with the pages,
+// page numbers are looked up a step early, and another kernel adds the pieces. Products are m16n8k16 in half precision: S = Q K^T with the query heads of one
 // KV head as rows, O^T = V^T P^T, whose right operand is S's accumulator as it lies. Both sums run over an order of
 // head_dim and tokens that lets a lane take 16 bytes of shared memory at a time. E4M3 becomes half precision by one
 // instruction a pair; K's scale multiplies the logits; V's logarithm is added to them, so that no factor exceeds 1.
@@ -12,12 +13,14 @@ typedef unsigned short u16;
 typedef long long i64;
 
 constexpr int PAGE = 64, DIM = 128, WARPS = 4, STAGES = 3, MAX_SHARE = 8, MAX_PIECES = 32, MAX_SEQUENCES = 256;
-constexpr int TILE_BYTES = PAGE * DIM, SCALE_BYTES = PAGE * 4, STAGE_BYTES = 2 * (TILE_BYTES + SCALE_BYTES);
+constexpr int TILE_BYTES = PAGE * DIM, SCALE_BYTES = PAGE * 4, PAGE_BYTES = 2 * (TILE_BYTES + SCALE_BYTES);
+constexpr int ROW_BYTES = DIM * 2, STAGE_BYTES = PAGE_BYTES + MAX_SHARE * ROW_BYTES;
 constexpr int PARTIAL = MAX_SHARE * (DIM + 2);  // floats of one piece's result: rows, then (maximum, sum) of each
 constexpr float NEVER = -1e30f;
 
 struct Step {  // one page of one piece of one sequence and KV head
   int sequence, head, piece, pieces, page, last_page;
+  bool first;
 };
 
 __device__ __forceinline__ u32 halves(u32 word, int upper) {
@@ -60,6 +63,11 @@ __device__ __forceinline__ int pages_a_piece(int pages, int least) {
   return needed > least ? needed : least;
 }
 
+__device__ __forceinline__ int pieces_of(int length, int least) {
+  int pages = (length + PAGE - 1) / PAGE, size = pages_a_piece(pages, least);
+  return (pages + size - 1) / size;
+}
+
 struct Walk {  // the steps of one warp, in order: items item, item + stride, ...; an item is (piece, KV head)
   int item, stride, items, kv_heads, sequences, least_pages;
   const int *contexts, *starts;  // starts[s]: pieces of all sequences before s
@@ -78,11 +86,12 @@ struct Walk {  // the steps of one warp, in order: items item, item + stride, ..
     step.piece = piece - starts[low];
     step.pieces = starts[low + 1] - starts[low];
     step.page = step.piece * size;
+    step.first = true;
     step.last_page = min(pages, step.page + size) - 1;
     return true;
   }
   __device__ __forceinline__ bool advance() {
-    if (step.page < step.last_page) { step.page++; return true; }
+    if (step.page < step.last_page) { step.page++; step.first = false; return true; }
     item += stride;
     return open();
   }
@@ -98,11 +107,11 @@ decode_attention(const u16* __restrict__ q,           // bf16 [rows, heads, DIM]
                  const int* __restrict__ table_rows,   // [sequences]
                  u16* out,                             // bf16 [rows, heads, DIM]
                  float* partials,                      // [sequences, kv_heads, MAX_PIECES, PARTIAL]
-                 int* arrivals,                        // [sequences, kv_heads], zero before and after
                  i64 num_pages, i64 table_stride, int sequences, int heads, int kv_heads, int least_pages, float scale) {
   extern __shared__ __align__(128) unsigned char ring_memory[];
   __shared__ __align__(8) unsigned long long barriers[WARPS][STAGES];
-  __shared__ int starts[MAX_SEQUENCES + 1], lengths[MAX_SEQUENCES], rows[MAX_SEQUENCES];
+  __shared__ int starts[MAX_SEQUENCES + 1], lengths[MAX_SEQUENCES];
+  __shared__ u16 rows[MAX_SEQUENCES], holders[MAX_SEQUENCES];
   asm volatile("griddepcontrol.launch_dependents;");
   const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31, g = lane >> 2, t = lane & 3, share = heads / kv_heads;
 
@@ -110,6 +119,7 @@ decode_attention(const u16* __restrict__ q,           // bf16 [rows, heads, DIM]
     int first = query_starts[s];
     lengths[s] = query_starts[s + 1] - first == 1 ? contexts[s] : 0;  // longer queries are another kernel's
     rows[s] = first;
+    holders[s] = table_rows[s];
   }
   if (lane < STAGES)
     asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(shared_address(&barriers[warp][lane])));
@@ -118,8 +128,7 @@ decode_attention(const u16* __restrict__ q,           // bf16 [rows, heads, DIM]
   if (warp == 0) {  // exclusive sums of the pieces
     int before = 0;
     for (int base = 0; base < sequences; base += 32) {
-      int s = base + lane, pages = s < sequences ? (lengths[s] + PAGE - 1) / PAGE : 0;
-      int count = pages ? (pages + pages_a_piece(pages, least_pages) - 1) / pages_a_piece(pages, least_pages) : 0, sum = count;
+      int s = base + lane, count = s < sequences ? pieces_of(lengths[s], least_pages) : 0, sum = count;
       for (int d = 1; d < 32; d <<= 1) {
         int other = __shfl_up_sync(~0u, sum, d);
         if (lane >= d) sum += other;
@@ -135,48 +144,76 @@ decode_attention(const u16* __restrict__ q,           // bf16 [rows, heads, DIM]
              sequences, least_pages, lengths, starts, {}};
   bool more_ahead = ahead.open();
   Walk walk = ahead;
-  bool more = more_ahead, waited = false;
+  bool more = more_ahead;
   unsigned char* ring = ring_memory + warp * (STAGES * STAGE_BYTES);
-
-  auto request = [&](int slot) {  // the next page on its way into a slot of the ring; one lane asks
-    if (!more_ahead) return;
-    // The page of the newest token is written by the kernel before this one, all others long before it.
-    if (!waited && (ahead.step.page + 1) * PAGE >= lengths[ahead.step.sequence]) {
-      asm volatile("griddepcontrol.wait;" ::: "memory");
-      waited = true;
-    }
-    if (lane == 0) {
-      i64 page = tables[table_rows[ahead.step.sequence] * table_stride + ahead.step.page];
-      i64 k = page * kv_heads + ahead.step.head, v = k + num_pages * kv_heads;
-      unsigned char* to = ring + slot * STAGE_BYTES;
-      void* barrier = &barriers[warp][slot];
-      asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(barrier)), "r"(STAGE_BYTES) : "memory");
-      bulk_copy(to, payload + k * TILE_BYTES, TILE_BYTES, barrier);
-      bulk_copy(to + TILE_BYTES, payload + v * TILE_BYTES, TILE_BYTES, barrier);
-      bulk_copy(to + 2 * TILE_BYTES, scales + k * PAGE, SCALE_BYTES, barrier);
-      bulk_copy(to + 2 * TILE_BYTES + SCALE_BYTES, scales + v * PAGE, SCALE_BYTES, barrier);
-    }
-    more_ahead = ahead.advance();
+  const int query_bytes = share * ROW_BYTES;
+  int page_ahead = 0;  // its number is looked up a step early: a look-up waits as long as everything that is on its way
+  auto look_up = [&] {
+    if (more_ahead) page_ahead = tables[holders[ahead.step.sequence] * table_stride + ahead.step.page];
   };
-  for (int slot = 0; slot < STAGES; slot++) request(slot);
-  if (!waited) asm volatile("griddepcontrol.wait;" ::: "memory");
+  auto request_query = [&](int slot, const Step& step) {
+    const u16* from = q + ((i64)rows[step.sequence] * heads + step.head * share) * DIM;
+    bulk_copy(ring + slot * STAGE_BYTES + PAGE_BYTES, from, query_bytes, &barriers[warp][slot]);
+  };
+  auto request_page = [&](int slot, const Step& step) {
+    i64 k = (i64)page_ahead * kv_heads + step.head, v = k + num_pages * kv_heads;
+    unsigned char* to = ring + slot * STAGE_BYTES;
+    void* barrier = &barriers[warp][slot];
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(barrier)),
+                 "r"(PAGE_BYTES + (step.first ? query_bytes : 0)) : "memory");
+    bulk_copy(to, payload + k * TILE_BYTES, TILE_BYTES, barrier);
+    bulk_copy(to + TILE_BYTES, payload + v * TILE_BYTES, TILE_BYTES, barrier);
+    bulk_copy(to + 2 * TILE_BYTES, scales + k * PAGE, SCALE_BYTES, barrier);
+    bulk_copy(to + 2 * TILE_BYTES + SCALE_BYTES, scales + v * PAGE, SCALE_BYTES, barrier);
+  };
+
+  // The page of the newest token is written by the kernel before this one, as the queries are; all others were long ago.
+  look_up();
+  Step early[STAGES];
+  int num_early = 0;
+#pragma unroll
+  for (int slot = 0; slot < STAGES; slot++) {
+    bool complete = more_ahead && num_early == slot && (ahead.step.page + 1) * PAGE < lengths[ahead.step.sequence];
+    if (complete) {
+      early[slot] = ahead.step;
+      if (lane == 0) request_page(slot, ahead.step);
+      more_ahead = ahead.advance();
+      look_up();
+      num_early++;
+    }
+  }
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+#pragma unroll
+  for (int slot = 0; slot < STAGES; slot++) {
+    if (slot < num_early) {
+      if (lane == 0 && early[slot].first) request_query(slot, early[slot]);
+    } else if (more_ahead) {
+      if (lane == 0) {
+        request_page(slot, ahead.step);
+        if (ahead.step.first) request_query(slot, ahead.step);
+      }
+      more_ahead = ahead.advance();
+      look_up();
+    }
+  }
 
   u32 query[16];
   float o[8][4], maximum = NEVER, sum = 0.f, factor = 0.f;
-  bool fresh = true;
   int slot = 0;
   u32 parity = 0;
   while (more) {
     const Step& at = walk.step;
-    if (fresh) {  // a new piece: its query rows, scaled by a power of two so that half precision holds them
+    wait_for(&barriers[warp][slot], parity);
+    unsigned char* tile = ring + slot * STAGE_BYTES;
+    if (at.first) {  // a new piece: its query rows, scaled by a power of two so that half precision holds them
       float row[32], largest = 0.f;
-      const u16* from = q + ((i64)rows[at.sequence] * heads + at.head * share + min(g, share - 1)) * DIM;
+      const unsigned char* from = tile + PAGE_BYTES + min(g, share - 1) * ROW_BYTES;
 #pragma unroll
       for (int i = 0; i < 2; i++) {
-        uint4 part[2] = {*(const uint4*)(from + 64 * i + 16 * t), *(const uint4*)(from + 64 * i + 16 * t + 8)};
+        const uint4 low = *(const uint4*)(from + 128 * i + 32 * t), high = *(const uint4*)(from + 128 * i + 32 * t + 16);
 #pragma unroll
         for (int x = 0; x < 8; x++) {
-          u32 two = pick(part[x >> 2], x & 3);
+          u32 two = pick(x < 4 ? low : high, x & 3);
           row[i * 16 + 2 * x] = wide((u16)two);
           row[i * 16 + 2 * x + 1] = wide((u16)(two >> 16));
         }
@@ -195,8 +232,6 @@ decode_attention(const u16* __restrict__ q,           // bf16 [rows, heads, DIM]
       maximum = NEVER;
       sum = 0.f;
     }
-    wait_for(&barriers[warp][slot], parity);
-    unsigned char* tile = ring + slot * STAGE_BYTES;
     const unsigned char *keys = tile, *values = tile + TILE_BYTES;
     const float2* key_scales = (const float2*)(tile + 2 * TILE_BYTES);
     const float2* value_scales = (const float2*)(tile + 2 * TILE_BYTES + SCALE_BYTES);
@@ -259,58 +294,69 @@ decode_attention(const u16* __restrict__ q,           // bf16 [rows, heads, DIM]
       }
     }
     __syncwarp();
-    request(slot);
+    if (more_ahead) {
+      if (lane == 0) {
+        request_page(slot, ahead.step);
+        if (ahead.step.first) request_query(slot, ahead.step);
+      }
+      more_ahead = ahead.advance();
+      look_up();
+    }
     if (++slot == STAGES) { slot = 0; parity ^= 1; }
 
-    fresh = at.page == at.last_page;
-    if (fresh) {  // o[j][0..1] are columns 16 g + 2 j of rows 2 t, 2 t + 1; o[j][2..3] the columns beside them
-      i64 pair = (i64)at.sequence * kv_heads + at.head;
-      u16* to = out + ((i64)rows[at.sequence] * heads + at.head * share) * DIM;
+    if (at.page == at.last_page) {  // o[j][0..1]: column 16 g + 2 j of rows 2 t, 2 t + 1; o[j][2..3]: the column beside it
       if (at.pieces == 1) {
-        float even_sum = __shfl_sync(~0u, sum, 8 * t), odd_sum = __shfl_sync(~0u, sum, 8 * t + 4);
-        float even_down = 1.f / even_sum, odd_down = 1.f / odd_sum;
+        u16* to = out + ((i64)rows[at.sequence] * heads + at.head * share) * DIM;
+        float even_down = 1.f / __shfl_sync(~0u, sum, 8 * t), odd_down = 1.f / __shfl_sync(~0u, sum, 8 * t + 4);
 #pragma unroll
         for (int j = 0; j < 8; j++) {
-          if (2 * t < share) *(u32*)(to + (2 * t) * DIM + 16 * g + 2 * j) = narrow2(o[j][0] * even_down, o[j][2] * even_down);
-          if (2 * t + 1 < share)
-            *(u32*)(to + (2 * t + 1) * DIM + 16 * g + 2 * j) = narrow2(o[j][1] * odd_down, o[j][3] * odd_down);
+          u32* pair = (u32*)(to + (2 * t) * DIM + 16 * g + 2 * j);
+          if (2 * t < share) pair[0] = narrow2(o[j][0] * even_down, o[j][2] * even_down);
+          if (2 * t + 1 < share) pair[DIM / 2] = narrow2(o[j][1] * odd_down, o[j][3] * odd_down);
         }
       } else {
-        float* all = partials + pair * (MAX_PIECES * PARTIAL);
-        float* own = all + at.piece * PARTIAL;
+        float* own = partials + (((i64)at.sequence * kv_heads + at.head) * MAX_PIECES + at.piece) * PARTIAL;
 #pragma unroll
         for (int j = 0; j < 8; j++) {
-          if (2 * t < share) __stcg((float2*)(own + (2 * t) * DIM + 16 * g + 2 * j), make_float2(o[j][0], o[j][2]));
-          if (2 * t + 1 < share) __stcg((float2*)(own + (2 * t + 1) * DIM + 16 * g + 2 * j), make_float2(o[j][1], o[j][3]));
+          float* pair = own + (2 * t) * DIM + 16 * g + 2 * j;
+          if (2 * t < share) __stcg((float2*)pair, make_float2(o[j][0], o[j][2]));
+          if (2 * t + 1 < share) __stcg((float2*)(pair + DIM), make_float2(o[j][1], o[j][3]));
         }
         if (t == 0 && g < share) __stcg((float2*)(own + MAX_SHARE * DIM + 2 * g), make_float2(maximum, sum));
-        __threadfence();
-        __syncwarp();
-        int arrived = 0;
-        if (lane == 0) arrived = atomicAdd(arrivals + pair, 1);
-        if (__shfl_sync(~0u, arrived, 0) == at.pieces - 1) {  // the last to come adds all pieces, in order
-          __threadfence();
-          if (lane == 0) arrivals[pair] = 0;
-          for (int r = 0; r < share; r++) {
-            float top = NEVER, total = 0.f;
-            float2 mine = lane < at.pieces ? __ldcg((const float2*)(all + lane * PARTIAL + MAX_SHARE * DIM + 2 * r)) : make_float2(NEVER, 0.f);
-            top = mine.x;
-            for (int d = 16; d; d >>= 1) top = fmaxf(top, __shfl_xor_sync(~0u, top, d));
-            float weight = exp2f(mine.x - top);
-            float4 acc = make_float4(0.f, 0.f, 0.f, 0.f);
-#pragma unroll 8
-            for (int p = 0; p < at.pieces; p++) {
-              float w = __shfl_sync(~0u, weight, p), l = __shfl_sync(~0u, mine.y, p);
-              float4 v = __ldcg((const float4*)(all + p * PARTIAL + r * DIM + 4 * lane));
-              total += w * l;
-              acc.x += w * v.x; acc.y += w * v.y; acc.z += w * v.z; acc.w += w * v.w;
-            }
-            float down = 1.f / total;
-            *(uint2*)(to + r * DIM + 4 * lane) = make_uint2(narrow2(acc.x * down, acc.y * down), narrow2(acc.z * down, acc.w * down));
-          }
-        }
       }
     }
     more = walk.advance();
+  }
+}
+
+// Adds the pieces of each (sequence, KV head), in order: a block each, a warp a query head.
+extern "C" __global__ void __launch_bounds__(WARPS * 32)
+combine_pieces(const int* __restrict__ query_starts, const int* __restrict__ contexts, const float* partials, u16* out,
+               int heads, int kv_heads, int least_pages) {
+  asm volatile("griddepcontrol.launch_dependents;");
+  const int sequence = blockIdx.x / kv_heads, head = blockIdx.x % kv_heads, share = heads / kv_heads;
+  const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
+  const int row = query_starts[sequence], pieces = pieces_of(contexts[sequence], least_pages);
+  const bool ours = query_starts[sequence + 1] - row == 1 && pieces > 1;
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+  if (!ours) return;
+  const float* all = partials + (i64)blockIdx.x * (MAX_PIECES * PARTIAL);
+  for (int r = warp; r < share; r += WARPS) {
+    float2 own = make_float2(NEVER, 0.f);
+    if (lane < pieces) own = __ldcg((const float2*)(all + lane * PARTIAL + MAX_SHARE * DIM + 2 * r));
+    float top = own.x, total = 0.f;
+    for (int d = 16; d; d >>= 1) top = fmaxf(top, __shfl_xor_sync(~0u, top, d));
+    const float weight = exp2f(own.x - top);
+    float4 acc = make_float4(0.f, 0.f, 0.f, 0.f);
+#pragma unroll 8
+    for (int p = 0; p < pieces; p++) {
+      float w = __shfl_sync(~0u, weight, p);
+      float4 v = __ldcg((const float4*)(all + p * PARTIAL + r * DIM + 4 * lane));
+      total += w * __shfl_sync(~0u, own.y, p);
+      acc.x += w * v.x; acc.y += w * v.y; acc.z += w * v.z; acc.w += w * v.w;
+    }
+    const float down = 1.f / total;
+    u16* to = out + ((i64)row * heads + head * share + r) * DIM + 4 * lane;
+    *(uint2*)to = make_uint2(narrow2(acc.x * down, acc.y * down), narrow2(acc.z * down, acc.w * down));
   }
 }

@@ -11,8 +11,9 @@ from torch.nn import functional as F
 
 from prism_server.ops.interface import AttentionBatch, Ops
 from prism_server.ops.kv_storage import PagedKV
-from prism_server.ops.triton import linear, rope_store, rows, segments, select
+from prism_server.ops.triton import linear, rope_store, segments, select
 from prism_server.ops.triton.attention import PagedAttention
+from prism_server.ops.triton.rows import copy_rows
 from prism_server.ops.triton.swiglu import swiglu
 
 
@@ -64,8 +65,8 @@ class TritonOps(Ops):
     def draw(self, logits: Tensor, params: Tensor) -> Tensor:
         return select.draw(logits, params)
 
-    def copy_rows(self, kv: PagedKV, sources: Sequence[int], targets: Sequence[int], rows_: Sequence[int]) -> None:
-        rows.copy_rows(kv, sources, targets, rows_)
+    def copy_rows(self, kv: PagedKV, sources: Sequence[int], targets: Sequence[int], rows: Sequence[int]) -> None:
+        copy_rows(kv, sources, targets, rows)
 
     def rotate(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         return rope_store.rotate(x, cos, sin)

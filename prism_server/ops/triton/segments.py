@@ -24,7 +24,7 @@ def segment_attention(q: Tensor, k: Tensor, v: Tensor, lengths: Sequence[int], s
 
 def _attend(q: Tensor, k: Tensor, v: Tensor, length: int, scale: float) -> Tensor:
     """[n * length, heads, head_dim], n segments, -> that shape."""
-    queries, keys, values = (x.unflatten(0, (-1, length)).transpose(1, 2) for x in (q, k, v))
+    queries, keys, values = (x.view(-1, length, *x.shape[1:]).transpose(1, 2) for x in (q, k, v))
     attended = F.scaled_dot_product_attention(queries, keys, values, scale=scale)
     return attended.transpose(1, 2).flatten(0, 1)
 
@@ -35,7 +35,13 @@ def _rows_by_length(lengths: tuple[int, ...], device: torch.device) -> list[tupl
     starts = defaultdict(list)
     for length, end in zip(lengths, accumulate(lengths), strict=True):
         starts[length].append(end - length)
+    rows = {
+        length: [row for start in found for row in range(start, start + length)] for length, found in starts.items()
+    }
+    if device.type != "cuda":
+        return [(length, torch.tensor(of_length)) for length, of_length in rows.items()]
+    # From pinned memory: a plain copy would wait until the device has done all its work.
     return [
-        (length, torch.tensor([row for start in found for row in range(start, start + length)], device=device))
-        for length, found in starts.items()
+        (length, torch.tensor(of_length, pin_memory=True).to(device, non_blocking=True))
+        for length, of_length in rows.items()
     ]

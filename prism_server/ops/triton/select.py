@@ -64,7 +64,7 @@ def draw(
         PARTS=padded,
         WIDTH=COARSE_THRESHOLDS,
         CHUNK=part_tokens,
-        BLOCK=min(512, part_tokens),
+        BLOCK=min(256, part_tokens),
         num_warps=8,
     )
     draw_ids[(num_rows,)](

@@ -48,7 +48,7 @@ def _store_row(first, second, payload, scales, block, half, HEAD_DIM: tl.constex
         tl.store(target + HEAD_DIM // 2, second.to(payload.dtype.element_ty))
 
 
-@triton.jit(do_not_specialize=["layer", "eps"])
+@triton.jit(do_not_specialize=["page_index", "slot_index", "layer", "eps"])
 def norm_rope_store(
     qkv,
     q_norm,

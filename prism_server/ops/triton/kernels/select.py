@@ -1,9 +1,11 @@
 """Choosing tokens from float32 logits: the best one, or one at random among the best, without sorting the vocabulary.
 
 A token's place is an int64: its logit, as an integer of the same order, above the complement of its id in 20 bits.
-Places are distinct, and falling places are the order of tokens: falling logits, of equals the lower id first. Whatever is
-asked for - the k-th token, where the nucleus ends, where the random number falls - is the first place in that order
-up to which so much is counted or weighed; it is found by thresholds, which several programs count and weigh at once.
+Places are distinct, and falling places are the order of draws: falling logits, of equals the lower id first. Whatever
+is looked for - the k-th token, where the nucleus ends, where the random number falls - is the place before which there
+is just so much, counted or weighed. It is found by thresholds: a coarse net of them first, over parts of the row by
+programs of their own; then finer ones between two of these, over the row while many tokens lie there, and over a list
+of these tokens as soon as it is short.
 """
 # ruff: noqa: N803
 
@@ -99,21 +101,21 @@ def _sums_of_row(logits, start, end, vocab_size, best, rate, thresholds, BLOCK: 
 
 
 @triton.jit
-def _load_row(parts, params, row, num_parts, PARTS: tl.constexpr):
+def _load_row(parts, choices, row, num_parts, PARTS: tl.constexpr):
     """Of a row: its first place, the last one that is not of -inf, best logit, log2(e) / temperature, temperature."""
     numbers = tl.arange(0, PARTS)
     part = parts + (row * num_parts + numbers) * 2
     first = tl.max(tl.load(part, mask=numbers < num_parts, other=LOWEST_PLACE))
     last = tl.min(tl.load(part + 1, mask=numbers < num_parts, other=HIGHEST_PLACE))
-    temperature = tl.load(params + row * 5)
+    temperature = tl.load(choices + row * 5)
     best = tl.maximum(_logit_of(first), -3.0e38)
     return first, tl.minimum(first, last), best, (1.0 / temperature * LOG2_E).to(tl.float32), temperature
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["choices"])
 def coarse_sums(
     logits,
-    params,
+    choices,
     parts,
     thresholds,
     weights,
@@ -131,13 +133,13 @@ def coarse_sums(
     these, the last but one is where min-p ends. Grid (rows, num_parts); parts as `extremes` left them.
     """
     row = tl.program_id(0).to(tl.int64)
-    _, last, best, rate, temperature = _load_row(parts, params, row, num_parts, PARTS)
+    _, last, best, rate, temperature = _load_row(parts, choices, row, num_parts, PARTS)
     lowest = tl.maximum((best - temperature * NEGLIGIBLE).to(tl.float32), _logit_of(last))
     lane = tl.arange(0, WIDTH)
     values = best - (best - lowest) * ((lane + 1).to(tl.float32) / (WIDTH - 1))
     values = tl.where(lane >= WIDTH - 2, lowest, tl.maximum(values, lowest))
     # Kept by min-p: logits of at least this, rounded up to float32.
-    least = best + temperature * tl.log(tl.load(params + row * 5 + 3))
+    least = best + temperature * tl.log(tl.load(choices + row * 5 + 3))
     rounded = least.to(tl.float32)
     least_key = _logit_key(rounded) + (rounded.to(tl.float64) < least).to(tl.int32)
     keys = tl.where(lane == WIDTH - 2, least_key, _logit_key(values))
@@ -194,10 +196,10 @@ def _collect(logits, found, counter, low, high, vocab_size, BLOCK: tl.constexpr,
     tl.debug_barrier()
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["choices"])
 def draw_ids(
     logits,
-    params,
+    choices,
     parts,
     thresholds,
     weights,
@@ -219,7 +221,7 @@ def draw_ids(
     """
     row = tl.program_id(0).to(tl.int64)
     logits += row * vocab_size
-    first, last, best, rate, _ = _load_row(parts, params, row, num_parts, PARTS)
+    first, last, best, rate, _ = _load_row(parts, choices, row, num_parts, PARTS)
     lane = tl.arange(0, WIDTH)
     coarse = tl.load(thresholds + row * WIDTH + lane)
     part = tl.arange(0, PARTS)[:, None]
@@ -228,9 +230,9 @@ def draw_ids(
     coarse_weights = tl.sum(tl.load(weights + sums, mask=inside, other=0.0).to(tl.float64), axis=0)
     coarse_counts = tl.sum(tl.load(counts + sums, mask=inside, other=0), axis=0)
 
-    top_k = tl.load(params + row * 5 + 1)
-    top_p = tl.load(params + row * 5 + 2)
-    number = tl.load(params + row * 5 + 4)
+    top_k = tl.load(choices + row * 5 + 1)
+    top_p = tl.load(choices + row * 5 + 2)
+    number = tl.load(choices + row * 5 + 4)
     # What is left so far: places from `end` on, their weight and number.
     end = tl.maximum(tl.max(tl.where(lane == WIDTH - 1, coarse, LOWEST_PLACE)) + 1, last)
     total = tl.max(tl.where(lane == WIDTH - 1, coarse_weights, 0.0))
