@@ -124,7 +124,7 @@ class EngineSettings(Group):
         default=0, description="longest prefill chunk of one request; 0: as max_step_tokens allows"
     )
     step_budget_ms: Annotated[float, Field(gt=0)] = Field(
-        default=24.0, description="a step's time while anything decodes"
+        default=20.0, description="a step's time while anything decodes"
     )
     ageing_ms: NonNegative = Field(
         default=2000, description="a request that has waited longer goes first, whatever its work"
@@ -152,6 +152,9 @@ class MediaSettings(Group):
         default=100_000_000_000, description="width x height of all frames that a clip makes the decoder go through"
     )
     max_listed_frames: Positive = Field(default=1024, description="pictures in a clip that is sent as a list of them")
+    share_repeated_frames: bool = Field(
+        default=False, description="encode a clip's frames that equal those before, pixel by pixel, once"
+    )
     video_prompt: Literal["nested", "flat"] = Field(
         default="nested",
         description="nested: a clip's frames stand inside the template's vision tokens, as transformers has it from "

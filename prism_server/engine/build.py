@@ -64,7 +64,7 @@ def build_parts(settings: ServerSettings, progress: Callable[[Progress], None]) 
     )
     kv = KVCache(device.num_pages, layout.page_tokens, device.num_host_slots, settings.kv.prefix_cache)
     scheduler = Scheduler(
-        _limits(settings, context, frozenset(eos_token_ids)),
+        _limits(settings, context, frozenset(eos_token_ids), device.max_replayed_tokens),
         kv,
         FeatureCache(settings.engine.feature_cache_bytes),
         model.vision.feature_bytes,
@@ -112,7 +112,9 @@ def _report(progress: Callable[[Progress], None], stage: str, done: int, total: 
     progress(Progress(stage, done, total))
 
 
-def _limits(settings: ServerSettings, context: int, eos_token_ids: frozenset[int]) -> SchedulerLimits:
+def _limits(
+    settings: ServerSettings, context: int, eos_token_ids: frozenset[int], max_replayed_tokens: int
+) -> SchedulerLimits:
     engine = settings.engine
     return SchedulerLimits(
         max_context_tokens=context,
@@ -120,6 +122,7 @@ def _limits(settings: ServerSettings, context: int, eos_token_ids: frozenset[int
         max_step_tokens=engine.max_step_tokens,
         chunk_tokens=engine.chunk_tokens,
         step_budget_ms=engine.step_budget_ms,
+        max_replayed_tokens=max_replayed_tokens,
         ageing_s=engine.ageing_ms / 1e3,
         eos_token_ids=eos_token_ids,
     )

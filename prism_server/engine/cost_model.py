@@ -67,9 +67,11 @@ class StepBudget:
 class CostModel:
     """A step costs a base (one read of the weights), so much a prefill token and so much a patch and vision block."""
 
-    def __init__(self, step_budget_ms: float, max_step_tokens: int) -> None:
+    def __init__(self, step_budget_ms: float, max_step_tokens: int, max_replayed_tokens: int = 0) -> None:
+        """`max_replayed_tokens`: rows of the largest graph, which a step beside decodes does not exceed; 0: no graphs."""
         self._budget_ms = step_budget_ms
         self._max_tokens = max_step_tokens
+        self._max_tokens_beside_decodes = min(max_step_tokens, max_replayed_tokens or max_step_tokens)
         self.base_ms = 0.0
         self.ms_per_token = 0.0
         self.ms_per_patch_block = 0.0
@@ -77,9 +79,9 @@ class CostModel:
 
     def budget(self, num_decodes: int) -> StepBudget:
         """The next step's budget; its decodes are already taken out."""
-        tokens = self._max_tokens - num_decodes
         if num_decodes == 0:
-            return StepBudget(tokens, MAX_STEP_PATCHES)
+            return StepBudget(self._max_tokens, MAX_STEP_PATCHES)
+        tokens = max(1, self._max_tokens_beside_decodes - num_decodes)
         spare_ms = max(0.0, self._budget_ms - self.base_ms)
         return StepBudget(tokens, MAX_STEP_PATCHES, spare_ms, self.ms_per_token, self.ms_per_patch_block)
 

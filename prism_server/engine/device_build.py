@@ -49,6 +49,8 @@ class BuiltDevice:
     observations: tuple[Observation, ...]
     """What work cost in the rehearsal; none on a CPU."""
     num_graphs: int
+    max_replayed_tokens: int
+    """Rows of the largest step that any graph is there for; 0 without graphs."""
     memory: dict[str, int]
     """Measured bytes by part; empty on a CPU."""
 
@@ -94,7 +96,16 @@ class DeviceBuilder:
             rehearsal.move(num_host_slots)
             observations = rehearsal.observations(self._item_tokens)
         memory = {} if figures is None else figures.as_dict()
-        return BuiltDevice(runner, num_pages, num_host_slots, context, tuple(observations), len(graphs), memory)
+        return BuiltDevice(
+            runner,
+            num_pages,
+            num_host_slots,
+            context,
+            tuple(observations),
+            len(graphs),
+            graphs.max_rows,
+            memory,
+        )
 
     # -- pages -------------------------------------------------------------------------------------------------------
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -18,20 +19,40 @@ from prism_server.model.text import MediaRows as FeatureRows
 from prism_server.model.vision import Features, VisionState
 
 
+@dataclass(frozen=True, eq=False, slots=True)
+class StagedItem:
+    """An item's pixels on the host, from where the device can copy, and their grid; `runs` as in `Patches`."""
+
+    pixels: Tensor = field(repr=False)
+    grid: tuple[int, int, int]
+    runs: npt.NDArray[np.int32] | None = field(repr=False)
+
+    def with_repeats(self, features: Features) -> Features:
+        """The features of all temporal patches, from those that were encoded."""
+        if self.runs is None:
+            return features
+        runs = torch.from_numpy(self.runs).to(features.main.device, torch.int64)
+
+        def whole(level: Tensor) -> Tensor:
+            return level.view(self.grid[0], -1, level.shape[1])[runs].flatten(0, 1)
+
+        return Features(whole(features.main), tuple(map(whole, features.deepstack)))
+
+
 class Encoder:
     """Runs the encoder work of plans. Called by whoever owns the device."""
 
     def __init__(self, model: Qwen3VL) -> None:
         self._model = model
         self._device = model.device
-        self.staged: dict[ItemKey, tuple[Tensor, tuple[int, int, int]]] = {}
-        """Pixels on the host, from where the device can copy, and their grids."""
+        self.staged: dict[ItemKey, StagedItem] = {}
         self.encoding: dict[ItemKey, VisionState] = {}
         self.features: dict[ItemKey, Features] = {}
 
     def stage(self, key: ItemKey, patches: Patches) -> None:
         """Keep an item's pixels until they are encoded or dropped; the cache's own array is shared and read-only."""
-        self.staged[key] = staged(patches.pixels, self._device), patches.grid
+        pixels = staged(patches.pixels, self._device)
+        self.staged[key] = StagedItem(pixels, patches.stored_grid, patches.runs)
 
     def run(self, plan: StepPlan) -> dict[ItemKey, PrismError]:
         """Drop what the plan drops, then its encoder work, items at the same blocks as one batch. Returns failures."""
@@ -55,12 +76,12 @@ class Encoder:
         return failed
 
     def _begin(self, key: ItemKey) -> VisionState:
-        pixels, grid = self.staged[key]
-        return self._model.vision.begin(pixels, grid)
+        item = self.staged[key]
+        return self._model.vision.begin(item.pixels, item.grid)
 
     def _finish(self, work: EncodeWork) -> PrismError | None:
         features = self._model.vision.finish(self.encoding.pop(work.key))
-        self.staged.pop(work.key, None)
+        features = self.staged.pop(work.key).with_repeats(features)
         if features.num_tokens != work.num_tokens:
             return PrismError(f"the encoder gave {features.num_tokens} rows for a medium of {work.num_tokens} tokens")
         self.features[work.key] = features

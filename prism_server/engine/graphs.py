@@ -57,6 +57,12 @@ class GraphFamily:
         """Smallest first."""
         return tuple(self._ascending)
 
+    @property
+    def max_rows(self) -> int:
+        """Any step of up to so many rows has a graph, if it has no more sequences than the graphs are made for."""
+        most = [max((size.rows for size in self._replays if size.media == media), default=0) for media in (False, True)]
+        return min(most)
+
     def size_or_none(self, wanted: StepSize) -> StepSize | None:
         """The smallest graph that a step fits into."""
         for size in self._ascending:

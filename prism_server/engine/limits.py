@@ -15,6 +15,9 @@ class SchedulerLimits:
     chunk_tokens: int = 0
     """0: a prefill chunk is as long as the step allows."""
     step_budget_ms: float = 20.0
+    max_replayed_tokens: int = 0
+    """Rows of the largest graph; 0 without graphs. While anything decodes, a step is no larger: without a graph it
+    would last as long as the host takes to launch it."""
     ageing_s: float = 2.0
     eos_token_ids: frozenset[int] = frozenset()
 

@@ -56,7 +56,7 @@ class Scheduler:
         self.features = features
         self.desk = MediaDesk()
         self.in_flight = InFlightKeys()
-        self.cost = CostModel(limits.step_budget_ms, limits.max_step_tokens)
+        self.cost = CostModel(limits.step_budget_ms, limits.max_step_tokens, limits.max_replayed_tokens)
         self.counters: Counter[str] = Counter()
         self.queues = Queues()
         self._outcomes: list[Outcome] = []

@@ -35,9 +35,11 @@ class VideoKind(MediaKind):
 
     name = "video"
 
-    def __init__(self, config: VideoProcessorConfig, limits: MediaLimits) -> None:
+    def __init__(self, config: VideoProcessorConfig, limits: MediaLimits, share_repeats: bool = False) -> None:
+        """`share_repeats`: frames that repeat those before are encoded once. They show the same, so no key knows it."""
         self._config = config
         self._limits = limits
+        self._share_repeats = share_repeats
         self._layout_of = lru_cache(maxsize=REMEMBERED_LAYOUTS)(self._compute_layout)
 
     def layout(self, item: MediaItem) -> Digest:
@@ -55,7 +57,7 @@ class VideoKind(MediaKind):
         if facts.clip is None:
             raise ValueError(f"the facts of a clip say nothing of its frames: {facts}")
         pictures = self._listed(item, facts, facts.clip.frames) if item.frames else self._read(item, facts.clip.frames)
-        return qwen.clip_patches(pictures, facts.grid, self._config)
+        return qwen.clip_patches(pictures, facts.grid, self._config, self._share_repeats)
 
     # -- lists of pictures -------------------------------------------------------------------------------------------
 

@@ -100,15 +100,26 @@ class Patches:
 
     `pixels`: uint8 [num_patches, channels, frames, patch, patch], frames = 1 where the one frame is shown twice
     (pictures). Normalised on the device: a quarter of the bytes of FP32, an eighth for pictures.
+
+    `runs`: of a clip whose repeated frames are left out, int32 [t], which of those in `pixels` each temporal patch is.
     """
 
     grid: tuple[int, int, int]
     pixels: npt.NDArray[np.uint8] = field(repr=False)
+    runs: npt.NDArray[np.int32] | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
-        t, h, w = self.grid
+        t, h, w = self.stored_grid
+        if self.runs is not None and len(self.runs) != self.grid[0]:
+            raise ValueError(f"{len(self.runs)} temporal patches for a grid of {self.grid}")
         if self.pixels.dtype != np.uint8 or self.pixels.ndim != 5 or self.pixels.shape[0] != t * h * w:
             raise ValueError(f"patches of grid {self.grid} cannot be {self.pixels.dtype} {self.pixels.shape}")
+
+    @property
+    def stored_grid(self) -> tuple[int, int, int]:
+        """The grid of `pixels`: what is left of `grid` without repeated frames."""
+        t, h, w = self.grid
+        return (t if self.runs is None else int(self.runs.max()) + 1), h, w
 
     @property
     def num_bytes(self) -> int:

@@ -45,7 +45,7 @@ class MediaPipeline:
 
     `config`: the checkpoint's picture processor; `workers`: decoding threads, 0 for one a core up to 8; `cache_bytes`:
     capacity for prepared patches; `facts_items`: media whose facts are remembered; `video`: the checkpoint's clip
-    processor, None for one that shows no clips.
+    processor, None for one that shows no clips; `share_repeats`: see `VideoKind`.
     """
 
     def __init__(
@@ -56,13 +56,14 @@ class MediaPipeline:
         cache_bytes: int,
         facts_items: int,
         video: VideoProcessorConfig | None = None,
+        share_repeats: bool = False,
     ) -> None:
         self.config = config
         self.video = video
         self.limits = limits
         kinds: list[MediaKind] = [ImageKind(config, limits)]
         if video is not None:
-            kinds.append(VideoKind(video, limits))
+            kinds.append(VideoKind(video, limits, share_repeats))
         self._kinds: Mapping[str, MediaKind] = {kind.name: kind for kind in kinds}
         self._facts = FactsTable(facts_items)
         self._cache = PatchCache(cache_bytes)
@@ -78,7 +79,15 @@ class MediaPipeline:
         config = load_image_processor(checkpoint, settings.max_image_tokens)
         video = load_video_processor(checkpoint, config, settings.max_video_tokens)
         limits = media_limits(settings)
-        return cls(config, limits, settings.workers, settings.cache_bytes, settings.facts_items, video)
+        return cls(
+            config,
+            limits,
+            settings.workers,
+            settings.cache_bytes,
+            settings.facts_items,
+            video,
+            settings.share_repeated_frames,
+        )
 
     @property
     def fingerprint(self) -> str:

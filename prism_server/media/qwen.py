@@ -55,10 +55,13 @@ def picture_patches(picture: Image.Image, grid: Grid, config: ImageProcessorConf
     return Patches(grid, _shared(cut))
 
 
-def clip_patches(frames: Iterable[Image.Image], grid: Grid, config: VideoProcessorConfig) -> Patches:
+def clip_patches(
+    frames: Iterable[Image.Image], grid: Grid, config: VideoProcessorConfig, share_repeats: bool = False
+) -> Patches:
     """Resizes RGB frames (bicubic) to `grid` and cuts them: uint8 [t * rows * columns, 3, frames, patch, patch].
 
     Patches of one temporal patch lie as those of a picture do; the last frame fills the last one. At least one frame.
+    With `share_repeats` a temporal patch whose pixels are those of the one before is left out.
     """
     depth, (runs, rows, columns) = config.temporal_patch_size, grid
     shape = (runs, rows * columns, CHANNELS, depth, config.patch_size, config.patch_size)
@@ -70,6 +73,11 @@ def clip_patches(frames: Iterable[Image.Image], grid: Grid, config: VideoProcess
         raise ValueError(f"{number + 1} frames do not fill a grid of {grid}")
     for missing in range(number + 1, runs * depth):
         cut[-1, :, :, missing % depth] = cut[-1, :, :, number % depth]
+    if share_repeats:
+        is_new = np.array([not run or not np.array_equal(cut[run], cut[run - 1]) for run in range(runs)])
+        if not is_new.all():
+            kept = cut[is_new].reshape(-1, *shape[2:])
+            return Patches(grid, _shared(kept), (np.cumsum(is_new) - 1).astype(np.int32))
     return Patches(grid, _shared(cut.reshape(runs * rows * columns, *shape[2:])))
 
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import io
 
+import av
 import pytest
 from PIL import Image
 
-from prism_server.bench.questions import PICTURE_LAYOUTS, Question, draw_questions
+from prism_server.bench.client import clip_message
+from prism_server.bench.questions import CLIP_LAYOUTS, PICTURE_LAYOUTS, Question, draw_questions
 from prism_server.bench.report import table
 from prism_server.bench.scores import REFERENCE, Run, Scores
 from prism_server.demo_model import LAYOUT_BY_NAME
@@ -25,6 +27,23 @@ def test_questions_are_spread_evenly_over_every_layout_but_the_clips() -> None:
     asked = [sum(question.layout == layout.name for question in questions) for layout in PICTURE_LAYOUTS]
     assert asked == [3] + [2] * (len(PICTURE_LAYOUTS) - 1)
     assert {layout.kind for layout in PICTURE_LAYOUTS} == {"scene", "pages", "text"}
+
+
+def test_clips_are_asked_about_as_lists_and_as_files_of_the_same_frames() -> None:
+    questions = draw_questions(24, 0, CLIP_LAYOUTS)
+    assert {layout.kind for layout in CLIP_LAYOUTS} == {"clip"}
+    assert {question.fps for question in questions} == {2.0}
+    assert {question.file is None for question in questions} == {False, True}
+    question = next(question for question in questions if question.file is not None)
+    (part, text) = clip_message(question.pictures, 2.0, question.file, question.text)["content"]
+    assert part["video_url"]["url"].startswith("data:video/x-matroska;base64,")
+    assert text == {"type": "text", "text": question.text}
+    with av.open(io.BytesIO(question.file or b"")) as container:
+        decoded = [frame.to_ndarray(format="rgb24").tobytes() for frame in container.decode(video=0)]
+    drawn = [Image.open(io.BytesIO(picture)).convert("RGB").tobytes() for picture in question.pictures]
+    assert decoded == drawn
+    (listed, _) = clip_message(question.pictures, 2.0, None, question.text)["content"]
+    assert (len(listed["video"]), listed["fps"]) == (len(question.pictures), 2.0)
 
 
 def test_questions_of_one_sample_share_their_pictures() -> None:

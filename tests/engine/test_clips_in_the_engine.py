@@ -1,4 +1,4 @@
-"""Clips beside pictures through the whole engine: the reference's tokens, whatever the cut, and encoder work counted."""
+"""Clips beside pictures through the whole engine: the reference's tokens, whatever the cut."""
 
 from __future__ import annotations
 
@@ -17,10 +17,12 @@ from transformers import AutoTokenizer, Qwen2VLImageProcessorPil, Qwen3VLForCond
 
 from prism_server.bench.reference_clips import ClipReference
 from prism_server.demo_model import LAYOUT_BY_NAME, draw_sample, encode_png
+from prism_server.engine import rehearsal
 from prism_server.engine.encoding import _joined
 from prism_server.engine.plan import MediaRows
+from prism_server.engine.runner import Runner, RunnerLimits
 from prism_server.identity import MediaOptions, content_id
-from prism_server.media.item import ItemKey, MediaItem
+from prism_server.media.item import ItemKey, MediaItem, Patches
 
 MAX_TOKENS = 8
 NUM_PROMPTS = 16
@@ -128,18 +130,16 @@ def test_clips_and_pictures_in_one_prompt_give_the_references_tokens(
 
 
 def test_a_hit_that_ends_inside_a_clip_goes_on_at_that_row() -> None:
-    """Invariant 7, for rows that lie in several spans: an earlier prompt ended, as far as it was kept, in a frame."""
-    rng = random.Random(5)
-    frames = tuple(encode_png(frame) for frame in draw_sample(rng, LAYOUT_BY_NAME["clip-8"]).pictures)
+    """Invariant 7, for rows that lie in several spans: the pages of the clip's end have gone to somebody else."""
+    frames = tuple(encode_png(frame) for frame in draw_sample(random.Random(5), LAYOUT_BY_NAME["clip-12"]).pictures)
     clip = MediaItem("video", b"", MediaOptions(fps=FPS), frames=frames)
-    with running_engine(kv__prefix_cache=False) as cold:
-        whole = cold.ask([clip, "Describe the video."], MAX_TOKENS).tokens
-    with running_engine(engine__chunk_tokens=7) as driver:
-        reply = driver.submit([clip, "Which way?"], MAX_TOKENS)
-        driver.engine.cancel(reply.request_id)
-        reply.wait()
-        hot = driver.ask([clip, "Describe the video."], MAX_TOKENS)
-    assert hot.tokens == whole
+    with running_engine(num_pages=14) as driver:
+        whole = driver.ask([clip, "Describe the video."], MAX_TOKENS)
+        driver.ask([" ".join(map(str, range(40)))], MAX_TOKENS, ignore_eos=True)
+        partly = driver.ask([clip, "Describe the video."], MAX_TOKENS)
+        assert 0 < partly.usage.cached_media_tokens < 72
+        assert partly.usage.cached_media_tokens + partly.usage.prefilled_media_tokens == 72
+        assert partly.tokens == whole.tokens
 
 
 def test_rows_of_a_clip_whose_features_follow_each_other_are_gathered_as_one() -> None:
@@ -157,3 +157,43 @@ def test_rows_of_a_clip_whose_features_follow_each_other_are_gathered_as_one() -
     rows = np.concatenate([np.arange(part.offset, part.offset + part.count) for part in media])
     gathered = np.concatenate([np.arange(offset, offset + count) for count, _, offset in joined])
     np.testing.assert_array_equal(rows, gathered)
+
+
+def test_the_largest_item_of_a_rehearsal_is_a_clip_where_no_picture_is_as_large(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(rehearsal, "MAX_STEP_PATCHES", 64)
+    with running_engine(num_pages=16) as driver:
+        runner = driver.engine._parts.executor
+        assert isinstance(runner, Runner)
+        seen: list[tuple[tuple[int, int, int], tuple[int, ...]]] = []
+        stage = runner.stage
+
+        def watched(key: ItemKey, patches: Patches) -> None:
+            seen.append((patches.grid, patches.pixels.shape))
+            stage(key, patches)
+
+        monkeypatch.setattr(runner, "stage", watched)
+        steps = rehearsal.Rehearsal(runner, RunnerLimits(4, 8, 64), 16, 16)
+        for num_tokens in (16, 50):
+            assert not steps.encode(num_tokens).failed_items
+        steps.forget()
+    assert seen == [((1, 2, 32), (64, 3, 1, 16, 16)), ((4, 2, 26), (208, 3, 2, 16, 16))]
+
+
+def test_frames_that_repeat_those_before_are_encoded_once_when_asked_for_and_give_the_same_answer() -> None:
+    """A still clip: of six pairs of frames, four are those before."""
+    first, *_, last = draw_sample(random.Random(8), LAYOUT_BY_NAME["clip-12"]).pictures
+    frames = tuple(encode_png(picture) for picture in [first] * 6 + [last] * 6)
+    clip = MediaItem("video", b"", MediaOptions(fps=FPS), frames=frames)
+    answers, grids = [], []
+    for share in (False, True):
+        with running_engine(media__share_repeated_frames=share) as driver:
+            facts = driver.engine.media.describe(clip)
+            patches = driver.engine.media.materialise(clip, facts).result(60).patches
+            grids.append((patches.grid, patches.stored_grid, len(patches.pixels)))
+            reply = driver.ask([clip, "Describe the video."], MAX_TOKENS)
+            answers.append((reply.tokens, reply.usage.prefilled_media_tokens))
+    assert grids == [((6, 6, 8), (6, 6, 8), 288), ((6, 6, 8), (2, 6, 8), 96)]
+    assert answers[0] == answers[1]
+    assert answers[0][1] == 72

@@ -296,7 +296,7 @@ def test_a_file_that_makes_the_decoder_work_for_too_long_is_refused_before_it_do
     assert "100 frames" not in refusal(pipeline, clip(long_clip(2000, key_every=1000)))
     assert pipeline.describe(clip(long_clip(2000, key_every=10))).grid[0] == 6
     listed = frame_list(numbered(30, 128, 128), max_frames=12)
-    assert "12 frames of 128 x 128" in refusal(pipeline, listed)
+    assert "12 decoded frames of 128 x 128" in refusal(pipeline, listed)
     pipeline.close()
 
 

@@ -2,7 +2,7 @@
 
     python tests/page/screenshot.py [DIRECTORY]
 
-Writes page.png (light), page-dark.png and page-phone.png.
+Writes page.png (light), page-dark.png and page-phone.png. The README's were made with Debian's fonts-inter installed.
 """
 
 from __future__ import annotations

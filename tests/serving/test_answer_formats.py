@@ -77,7 +77,9 @@ def test_every_chunk_of_text_has_the_same_fields_in_the_same_order(
         assert place[key] == text
         place[key] = "a"
         assert json.dumps(chunk) == first
-    assert stream.frames(TokenDelta("r", 0, (1,), "")) == b""
+    silent = json.loads(stream.frames(TokenDelta("r", 0, (1,), "")).strip().removeprefix(b"data: "))
+    place = silent["choices"][0]["delta"] if kind is ChatFormat else silent["choices"][0]
+    assert place["content" if kind is ChatFormat else "text"] == "", "a token without text has a chunk, too"
 
 
 def test_a_frame_is_one_event_whatever_its_text() -> None:

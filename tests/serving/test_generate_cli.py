@@ -8,6 +8,9 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
+from clip_making import lossless
+
 from prism_server.demo_model import LAYOUT_BY_NAME, draw_sample, encode_png
 
 
@@ -35,12 +38,26 @@ def test_it_answers_about_pictures_as_text_or_json(tmp_path: Path) -> None:
     assert answer["prism"]["timings"]["total_ms"] > 0
 
 
+def test_it_answers_about_clips_and_pictures_in_the_order_given(tmp_path: Path) -> None:
+    sample = draw_sample(random.Random(4), LAYOUT_BY_NAME["clip-8"])
+    clip, picture = tmp_path / "clip.mkv", tmp_path / "picture.png"
+    clip.write_bytes(lossless([np.asarray(frame) for frame in sample.pictures], 2))
+    picture.write_bytes(encode_png(sample.pictures[0]))
+    turn = sample.turns[0]
+    answer = generate("--video", str(clip), turn.question)
+    assert (answer.returncode, answer.stdout) == (0, turn.answer + "\n")
+    both = generate("--image", str(picture), "--video", str(clip), "What?", "--json", "--max-tokens=1")
+    usage = json.loads(both.stdout)["usage"]
+    assert (usage["encoded_items"], usage["clip_frames"], usage["prefilled_media_tokens"]) == (2, 8, 45)
+
+
 def test_what_a_user_can_put_right_is_one_line_and_exit_code_2(tmp_path: Path) -> None:
     broken = tmp_path / "broken.png"
     broken.write_bytes(b"not a picture")
     for arguments, named in (
         (("--image", str(tmp_path / "nowhere.png"), "What?"), "nowhere.png"),
         (("--image", str(broken), "What?"), "broken.png"),
+        (("--video", str(broken), "What?"), "broken.png"),
         (("--temperature=-1", "What?"), "temperature"),
         (("--kv.dtyp=fp8", "What?"), "dtyp"),
         ((), "question"),

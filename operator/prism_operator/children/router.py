@@ -16,6 +16,9 @@ from prism_operator.deployment import ANNOTATION_TEMPLATE_VERSION, Deployment
 from prism_operator.options import OperatorOptions
 
 REVISION_HISTORY = 2
+MIN_READY_S = 2
+"""Until every node's proxy has heard of a router that is ready. Before that it does not count: no old one goes, and
+`Ready` is not said."""
 
 
 def router_deployment(deployment: Deployment, options: OperatorOptions, template_version: int) -> dict[str, Any]:
@@ -23,6 +26,7 @@ def router_deployment(deployment: Deployment, options: OperatorOptions, template
     spec = {
         "replicas": deployment.spec.router.replicas,
         "revisionHistoryLimit": REVISION_HISTORY,
+        "minReadySeconds": MIN_READY_S,
         "strategy": {"type": "RollingUpdate", "rollingUpdate": {"maxUnavailable": 0, "maxSurge": 1}},
         "selector": {"matchLabels": selector(deployment, "router")},
         "template": pod_template(deployment, options, template_version),

@@ -101,7 +101,7 @@ class Entry {
 
   compare(before) {
     const { isSpared, sentence } = verdictOf(this.cost, this.media, this.noun, before !== undefined);
-    this.verdict.textContent = sentence + framesOf(this.cost);
+    this.verdict.textContent = sentence + (isSpared ? "" : framesOf(this.cost));
     this.verdict.hidden = false;
     this.node.classList.toggle("is-spared", isSpared);
     const ratio = before && sooner(this.firstTokenMs, before.firstTokenMs);
