@@ -268,10 +268,14 @@ def _format(data: bytes) -> str | None:
 
 @contextmanager
 def _reading(param: str) -> Iterator[None]:
-    """Turns whatever FFmpeg raises into a refusal of this item. Broad on purpose, as for pictures."""
+    """Turns whatever FFmpeg raises into a refusal of this item. Broad on purpose, as for pictures. PyAV is there."""
+    from av.error import FFmpegError
+
     try:
         yield
-    except (PrismError, MemoryError, GeneratorExit):
+    except PrismError:
         raise
     except Exception as error:
+        if isinstance(error, MemoryError) and not isinstance(error, FFmpegError):
+            raise  # the host's own; FFmpeg's is what a damaged file asks for
         raise BadRequest(f"the clip cannot be decoded: {str(error) or type(error).__name__}", param) from error

@@ -17,6 +17,9 @@ from prism_server.ops.interface import Ops
 LAYER_NORM_EPS = 1e-6
 EMBEDDED_PATCHES = 8192
 """Patches that are embedded at once: their look-up takes eight times the bytes of their pixels."""
+BLOCK_PATCHES = 16_384
+"""Patches that run through a block at once, unless a single frame has more: a clip's frames take turns. What a block
+makes of them on the way takes ten times the bytes of the hidden states."""
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -188,7 +191,7 @@ class VisionTower:
         num_patches = [state.num_patches for state in items]
         num_tokens = [patches // self.config.merge_size**2 for patches in num_patches]
         for index in range(first, last):
-            hidden = self._run_block(self._blocks[index], hidden, cos, sin, segments)
+            hidden = self._advance_all(self._blocks[index], hidden, cos, sin, segments)
             if index in self._deepstack_mergers:
                 level = self._deepstack_mergers[index](hidden, self._ops)
                 for state, part in zip(items, _parts(level, num_tokens), strict=True):
@@ -232,6 +235,14 @@ class VisionTower:
         values = values.expand(-1, -1, self.config.temporal_patch_size, -1, -1).flatten(1)
         return self._ops.linear(values, self._patch.weight, self._patch.bias)
 
+    def _advance_all(self, block: Block, hidden: Tensor, cos: Tensor, sin: Tensor, segments: list[int]) -> Tensor:
+        """One block for all frames, in groups where they are many: no frame looks at another. May write in place."""
+        if hidden.shape[0] <= BLOCK_PATCHES:
+            return self._run_block(block, hidden, cos, sin, segments)
+        for start, end, own in _groups(segments):
+            hidden[start:end] = self._run_block(block, hidden[start:end], cos[start:end], sin[start:end], own)
+        return hidden
+
     def _run_block(self, block: Block, hidden: Tensor, cos: Tensor, sin: Tensor, segments: list[int]) -> Tensor:
         ops, heads = self._ops, self.config.num_heads
         qkv = ops.linear(block.norm1.norm(hidden), block.qkv.weight, block.qkv.bias)
@@ -242,6 +253,19 @@ class VisionTower:
         hidden = hidden + ops.linear(attended, block.proj.weight, block.proj.bias)
         inner = F.gelu(ops.linear(block.norm2.norm(hidden), block.fc1.weight, block.fc1.bias), approximate="tanh")
         return hidden + ops.linear(inner, block.fc2.weight, block.fc2.bias)
+
+
+def _groups(segments: Sequence[int]) -> list[tuple[int, int, list[int]]]:
+    """Frames next to each other, as (first row, end, their segments), of `BLOCK_PATCHES` rows or one frame at most."""
+    groups: list[tuple[int, int, list[int]]] = []
+    for size in segments:
+        start, end, own = groups[-1] if groups else (0, 0, [])
+        if own and end - start + size <= BLOCK_PATCHES:
+            own.append(size)
+            groups[-1] = start, end + size, own
+        else:
+            groups.append((end, end + size, [size]))
+    return groups
 
 
 def _parts(whole: Tensor, sizes: Sequence[int]) -> Sequence[Tensor]:

@@ -23,6 +23,7 @@ from prism_server.engine.plan import MediaRows
 from prism_server.engine.runner import Runner, RunnerLimits
 from prism_server.identity import MediaOptions, content_id
 from prism_server.media.item import ItemKey, MediaItem, Patches
+from prism_server.model import vision
 
 MAX_TOKENS = 8
 NUM_PROMPTS = 16
@@ -127,6 +128,21 @@ def test_clips_and_pictures_in_one_prompt_give_the_references_tokens(
             clips = [shown for shown in asked.shown if isinstance(shown, list)]
             assert reply.usage.clip_frames == sum(map(len, clips))
             assert reply.usage.lowered_clips == 0
+
+
+def test_a_clip_that_is_too_large_for_one_pass_goes_through_the_tower_frame_by_frame(
+    expected: list[tuple[Asked, list[int]]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(vision, "BLOCK_PATCHES", 80)
+    assert vision._groups([36, 36, 48, 100, 4, 4]) == [
+        (0, 72, [36, 36]),
+        (72, 120, [48]),
+        (120, 220, [100]),
+        (220, 228, [4, 4]),
+    ]
+    with running_engine(engine__step_budget_ms=0.001) as driver:
+        replies = driver.ask_all([asked.parts for asked, _ in expected], MAX_TOKENS)
+    assert [reply.tokens for reply in replies] == [tokens for _, tokens in expected]
 
 
 def test_a_hit_that_ends_inside_a_clip_goes_on_at_that_row() -> None:

@@ -131,7 +131,7 @@ def test_scene_frames_rise_and_stay_inside_whatever_the_bytes(count: int) -> Non
         frames = scene_frames(sizes.astype(np.int64), count)
         assert len(frames) == count
         assert (np.diff(frames) > 0).all()
-        assert 0 <= frames[0]
+        assert frames[0] >= 0
         assert frames[-1] <= 30
 
 
