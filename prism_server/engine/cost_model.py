@@ -68,7 +68,7 @@ class CostModel:
     """A step costs a base (one read of the weights), so much a prefill token and so much a patch and vision block."""
 
     def __init__(self, step_budget_ms: float, max_step_tokens: int, max_replayed_tokens: int = 0) -> None:
-        """`max_replayed_tokens`: rows of the largest graph, which a step beside decodes does not exceed; 0: no graphs."""
+        """`max_replayed_tokens`: rows of the largest graph, which no step beside decodes exceeds; 0: no graphs."""
         self._budget_ms = step_budget_ms
         self._max_tokens = max_step_tokens
         self._max_tokens_beside_decodes = min(max_step_tokens, max_replayed_tokens or max_step_tokens)

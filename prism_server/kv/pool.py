@@ -15,6 +15,7 @@ class PagePool:
     def __init__(self, num_pages: int) -> None:
         self.num_pages = num_pages
         self._references = [0] * num_pages
+        self._named_by_step = [0] * num_pages
         self._free = list(range(num_pages - 1, -1, -1))
         self._retired: deque[tuple[int, int]] = deque()
         self.completed_step = 0
@@ -36,6 +37,7 @@ class PagePool:
         """A free page with one reference; the caller has asked `num_free` first."""
         page = self._free.pop()
         self._references[page] = 1
+        self._named_by_step[page] = 0
         return page
 
     def retain(self, page: int) -> None:
@@ -44,13 +46,17 @@ class PagePool:
         self._references[page] += 1
 
     def release(self, page: int, named_by_step: int) -> None:
-        """Drop one reference; `named_by_step` is the last launched step that reads or writes the page."""
+        """Drop one reference; `named_by_step` is the last launched step that reads or writes the page through it.
+
+        Who goes last need not be who named the page last: the latest step of all counts.
+        """
         if self._references[page] < 1:
             raise AssertionError(f"page {page} is released more often than it was taken")
         self._references[page] -= 1
+        self._named_by_step[page] = max(self._named_by_step[page], named_by_step)
         if self._references[page] == 0:
-            if named_by_step > self.completed_step:
-                self._retired.append((named_by_step, page))
+            if self._named_by_step[page] > self.completed_step:
+                self._retired.append((self._named_by_step[page], page))
             else:
                 self._free.append(page)
 

@@ -248,10 +248,16 @@ def _opened(data: bytes, param: str) -> Iterator[tuple[InputContainer, VideoStre
     except ModuleNotFoundError as error:
         reason = "clips in files are not served here (PyAV is not installed); send a list of frames"
         raise BadRequest(reason, param, code="unsupported_part") from error
-    with _reading(param), av.open(io.BytesIO(data), "r", format=name, buffer_size=READ_BYTES) as container:
+    file = io.BytesIO(data)
+    with (
+        _reading(param),
+        av.open(file, "r", format=name, buffer_size=READ_BYTES, metadata_errors="replace") as container,
+    ):
         if not container.streams.video:
             raise BadRequest("the file has no video stream", param)
         stream = container.streams.video[0]
+        if getattr(stream, "codec_context", None) is None:
+            raise BadRequest("the codec of the clip is not known", param)
         stream.codec_context.thread_count = DECODING_THREADS
         stream.thread_type = "AUTO"
         yield container, stream
@@ -276,6 +282,9 @@ def _reading(param: str) -> Iterator[None]:
     except PrismError:
         raise
     except Exception as error:
-        if isinstance(error, MemoryError) and not isinstance(error, FFmpegError):
+        reason = str(error)
+        if isinstance(error, FFmpegError):
+            reason = error.strerror or ""
+        elif isinstance(error, MemoryError):
             raise  # the host's own; FFmpeg's is what a damaged file asks for
-        raise BadRequest(f"the clip cannot be decoded: {str(error) or type(error).__name__}", param) from error
+        raise BadRequest(f"the clip cannot be decoded: {reason or type(error).__name__}", param) from error

@@ -53,3 +53,16 @@ def test_a_page_released_more_often_than_taken_is_loud() -> None:
         pool.release(page, 0)
     with pytest.raises(AssertionError, match="nobody holds"):
         pool.retain(page)
+
+
+def test_a_page_waits_for_the_last_step_that_names_it_whoever_lets_it_go_last() -> None:
+    pool = PagePool(1)
+    page = pool.allocate()
+    pool.retain(page)
+    pool.release(page, named_by_step=7)
+    pool.release(page, named_by_step=3)
+    assert (pool.num_free, pool.num_retired) == (0, 1)
+    pool.complete(3)
+    assert pool.num_free == 0
+    pool.complete(7)
+    assert pool.num_free == 1

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import io
+import random
 import time
+from collections import Counter
 from collections.abc import Iterator
 from fractions import Fraction
 from importlib.metadata import distribution
@@ -195,6 +197,31 @@ def test_what_is_no_clip_is_a_400_and_no_format_that_opens_other_files_is_tried(
 ) -> None:
     with pytest.raises(BadRequest, match=reason):
         pipeline.describe(clip(data, param="messages[0]"))
+
+
+def test_a_title_in_another_encoding_than_utf_8_does_no_harm(pipeline: MediaPipeline) -> None:
+    data = lossless(numbered(4), 2).replace(b"Lavf", b"L\xe4vf")
+    assert b"L\xe4vf" in data
+    assert shown_numbers(pipeline, clip(data)) == [0, 1, 2, 3]
+
+
+def test_damaged_files_are_shown_or_refused_and_raise_nothing_else(pipeline: MediaPipeline) -> None:
+    """Bytes changed, taken out and put in, at random but the same each time."""
+    rng = random.Random(9)
+    whole = [clip_file(speckled(8, 48, 32, 3), 4, *KINDS[kind]) for kind in ("mp4 h264", "webm vp8", "mkv ffv1", "gif")]
+    outcomes: Counter[str] = Counter()
+    for _ in range(200):
+        data = bytearray(rng.choice(whole))
+        for _ in range(rng.randint(1, 12)):
+            at = rng.randrange(len(data))
+            data[at : at + rng.randint(0, 3)] = rng.randbytes(rng.randint(0, 3))
+        try:
+            facts = pipeline.describe(clip(bytes(data)))
+            pipeline.materialise(clip(bytes(data)), facts).result(60)
+            outcomes["shown"] += 1
+        except BadRequest:
+            outcomes["refused"] += 1
+    assert min(outcomes["shown"], outcomes["refused"]) > 20
 
 
 def test_a_file_with_sound_only_is_a_400(pipeline: MediaPipeline) -> None:

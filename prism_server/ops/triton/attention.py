@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-
 from typing import TYPE_CHECKING
 
 import torch
@@ -103,12 +102,12 @@ class PagedAttention:
                 decode(q, kv, layer, batch, scale, out)
         tiles = self._tiles[kv.layout.kv_dtype]
         few = tiles.few.block_rows * kv.layout.num_kv_heads // q.shape[1]
-        for tile, least, most in (
+        for tile, fewest, most in (
             (tiles.few, least, few),
             (tiles.some, few + 1, MAX_SPLIT_QUERY_ROWS),
             (tiles.many, MAX_SPLIT_QUERY_ROWS + 1, 1 << 30),
         ):
-            rows = Rows.of(batch, least, most)
+            rows = Rows.of(batch, fewest, most)
             if rows is not None:
                 Launch(self._workspace, self._num_sms, q, out, kv, layer, batch, scale, tile, rows).run()
         return out
