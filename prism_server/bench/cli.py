@@ -1,4 +1,4 @@
-"""`prism-bench`: measurements of a server, each a subcommand."""
+"""`prism-bench`: measurements of servers, kernels and the router, each a subcommand."""
 
 from __future__ import annotations
 
@@ -10,8 +10,11 @@ from prism_server.bench.accuracy import DEFAULT_VARIANTS, VARIANTS, AccuracyPlan
 from prism_server.bench.arguments import api_key, group_option, positive
 from prism_server.bench.client import AnswerFailed
 from prism_server.bench.draw import draw_to
+from prism_server.bench.gate import run_gate
+from prism_server.bench.placement_cli import run_placement
 from prism_server.bench.questions import PICTURE_LAYOUTS
 from prism_server.bench.report import write_json
+from prism_server.bench.router_cli import run_router
 from prism_server.bench.serve_cli import run_serve
 from prism_server.cli_support import ArgumentParser, console_script
 
@@ -21,6 +24,9 @@ EPILOG = """commands:
   accuracy   ask the bundled model through real servers and count right answers
   serve      times and rates of a server under repeated media
   kernels    times of the GPU kernels beside their twins
+  router     what the router adds to requests and streams, in front of a stub pod
+  placement  the router's placement of requests, simulated
+  gate       how late big bodies and many streams make an engine's steps
   draw       write pictures of the kind that the bundled model reads, with questions
 
 examples:
@@ -30,10 +36,13 @@ examples:
   prism-bench serve --set model.path=DIR --json s.json   start a server, time it, run phases a to d
   prism-bench serve --base-url URL --phase load --rate 4 Poisson arrivals at any OpenAI-compatible server
   prism-bench kernels                                    on a machine with an NVIDIA GPU
+  prism-bench router --streams 500                       on one machine, without a GPU
+  prism-bench placement --requests 100000 --pods 4       a tenth of the requests, four pods only
   prism-bench draw pages-8 pages                         eight invoice pages as PNG files
 
 prism-bench COMMAND --help has the options.
-exit code: 0; 1 when runs differ by more than a point or a request failed; 2 when an argument is wrong"""
+exit code: 0; 1 when runs differ by more than a point, a request or a kernel failed, or placement misses its goals;
+2 when an argument is wrong"""
 
 ACCURACY = """Ask the bundled model questions about pictures of all its layouts, through HTTP, and count the
 answers that are right to the character, for servers that must not differ. Exit code 1 if two of them, or one of them
@@ -46,10 +55,13 @@ def main(argv: Sequence[str]) -> int:
         "accuracy": run_accuracy,
         "serve": run_serve,
         "kernels": run_kernels,
+        "router": run_router,
+        "placement": run_placement,
+        "gate": run_gate,
         "draw": run_draw,
     }
     if not argv or argv[0] not in commands:
-        parser = ArgumentParser("prism-bench", "Measure a Prism server through HTTP.", EPILOG)
+        parser = ArgumentParser("prism-bench", "Measure Prism: servers through HTTP, kernels, the router.", EPILOG)
         parser.add_argument("command", choices=commands, metavar="COMMAND")
         parser.parse_args(argv)  # explains, or says what is wrong
     try:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import pkgutil
 import shlex
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol, cast
@@ -18,10 +19,11 @@ from prism_server.bench.report import cards, environment, table, write_json
 from prism_server.cli_support import ArgumentParser
 from prism_server.errors import StartupError
 
+FAILED_EXIT_CODE = 1
 PREFIX = "kernels_"
 DEFAULT_SECONDS = 20.0
 ABOUT = """Time Prism's GPU kernels beside their twins, in CUDA graphs over more data than the L2 holds, and tell which
-part of this card's memory bandwidth they reach. Needs an NVIDIA GPU."""
+part of this card's memory bandwidth they reach. Needs an NVIDIA GPU. Exit code 1 if a part failed; the others count."""
 
 
 class TimingModule(Protocol):
@@ -52,25 +54,28 @@ def run_kernels(argv: Sequence[str]) -> int:
     arguments = parser.parse_strictly(argv)
     if not torch.cuda.is_available():
         raise StartupError("kernels are timed on an NVIDIA GPU; torch sees none")
+    report = {
+        "measurement": "kernels",
+        "command": shlex.join(["prism-bench", "kernels", *argv]),
+        "environment": environment() | {"cards": cards()},
+        "bandwidth_bytes_per_s": round(measured_bandwidth()),
+    }
+    print(f"bandwidth of a matrix-vector product: {measured_bandwidth() / 1e12:.2f} TB/s\n", flush=True)
     timings: dict[str, list[KernelTiming]] = {}
+    failed: dict[str, str] = {}
     for name in arguments.only or modules:
-        module = cast(TimingModule, importlib.import_module(modules[name]))
-        timings[name] = module.measure(arguments.seconds)
-        print(f"{name}\n{table_of(timings[name])}\n", flush=True)
-    bandwidth = measured_bandwidth()
-    print(f"bandwidth of a matrix-vector product: {bandwidth / 1e12:.2f} TB/s")
-    if arguments.json:
-        write_json(
-            arguments.json,
-            {
-                "measurement": "kernels",
-                "command": shlex.join(["prism-bench", "kernels", *argv]),
-                "environment": environment() | {"cards": cards()},
-                "bandwidth_bytes_per_s": round(bandwidth),
-                "timings": {name: [timing.as_json() for timing in listed] for name, listed in timings.items()},
-            },
-        )
-    return 0
+        try:
+            module = cast(TimingModule, importlib.import_module(modules[name]))
+            timings[name] = module.measure(arguments.seconds)
+        except Exception as error:  # what others measure is not lost with it
+            failed[name] = f"{type(error).__name__}: {error}"
+            print(f"prism-bench: {name}: {failed[name]}", file=sys.stderr, flush=True)
+        else:
+            print(f"{name}\n{table_of(timings[name])}\n", flush=True)
+        if arguments.json:
+            listed = {name: [timing.as_json() for timing in of_module] for name, of_module in timings.items()}
+            write_json(arguments.json, {**report, "timings": listed, "failed": failed})
+    return FAILED_EXIT_CODE if failed else 0
 
 
 def table_of(timings: Sequence[KernelTiming]) -> str:

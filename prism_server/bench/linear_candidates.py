@@ -1,4 +1,4 @@
-"""The products of Qwen3-VL-8B, and all the ways to cut them that `kernels_linear` tries."""
+"""The products of Qwen3-VL-8B, and all the ways to cut them that `linear_search` tries."""
 
 from __future__ import annotations
 

@@ -29,7 +29,8 @@ def test_every_phase_is_measured_on_a_server_of_its_own(tmp_path: Path, capsys: 
     assert {phase: row["num_requests"] for phase, row in rows.items()} == {"a": 3, "b": 4, "c": 2, "d": 3, "load": 6}
     for phase in ("a", "b", "load"):
         row = rows[phase]
-        assert 0 == row["cold_cached_tokens"] < row["hot_cached_tokens"] < row["prompt_tokens"]
+        # Two first questions about one group may come at once: then the second may find what the first has computed.
+        assert row["cold_cached_tokens"] < row["hot_cached_tokens"] < row["prompt_tokens"]
         assert row["cold_ttft_ms"] > 0 < row["hot_ttft_ms"]
     assert rows["c"]["tpot_ms"] > 0
     assert rows["d"]["cold_ttft_ms"] > 0

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 
 import pytest
-from router_support import Engine, RouterProcess, routing
+from router_http_support import Engine, RouterProcess, routing
 
 
 @pytest.fixture(scope="session")

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-from router_support import (
+from router_http_support import (
     CHAT,
     TERM,
     Asked,

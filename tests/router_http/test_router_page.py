@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from router_support import RouterProcess
+from router_http_support import RouterProcess
 
 from prism_server.page import Site
 

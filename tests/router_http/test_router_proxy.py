@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 
 import httpx
 import pytest
-from router_support import (
+from router_http_support import (
     CHAT,
     EMPTY_CACHE,
     Asked,

@@ -10,7 +10,7 @@ from typing import Any
 import httpx
 import openai
 import pytest
-from router_support import (
+from router_http_support import (
     CHAT,
     KILL,
     STOP,

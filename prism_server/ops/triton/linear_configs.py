@@ -1,4 +1,4 @@
-"""Block shapes of skinny products, as measured by `prism_server.bench.kernels_linear` on an H200."""
+"""Block shapes of skinny products, as measured by `prism_server.bench.linear_search` on an H200."""
 
 from __future__ import annotations
 
