@@ -1,6 +1,7 @@
 """Skinny products on a GPU: every way to cut them, timed in graphs over weights beyond the L2, cuBLAS beside them.
 
-`python -m prism_server.bench.linear_search OUT SECONDS` (`tune`) writes what it found and prints the table of `linear_configs`; then it times chains of layers.
+`python -m prism_server.bench.linear_search OUT SECONDS` (`tune`) writes what it found and prints the table of
+`linear_configs`; then it times chains of layers.
 """
 
 from __future__ import annotations
