@@ -16,8 +16,7 @@ from reference_answers import draw_prompts, small_pictures
 from prism_server.engine.graphs import GraphFamily
 from prism_server.engine.messages import SamplingParams
 from prism_server.engine.plan import PageAssignment, SequenceRows, SlotStart, StepPlan
-from prism_server.engine.rehearsal import Rehearsal
-from prism_server.engine.runner import Runner, RunnerLimits, RunningStep
+from prism_server.engine.runner import Runner, RunningStep
 
 pytestmark = [
     pytest.mark.gpu,
@@ -223,17 +222,29 @@ def test_a_cold_request_with_pictures_makes_no_call_that_waits_for_the_device(dr
     assert errors == []
 
 
-def test_a_replay_gives_the_log_probabilities_of_the_eager_step(driver: Driver) -> None:
+def told_plan(step: int, num_sequences: int, num_rows: int) -> StepPlan:
+    """A step that depends on nothing before it: so many rows of each sequence, from its start, of given tokens."""
+    slots, positions = range(num_sequences), np.tile(np.arange(num_rows, dtype=np.int32), (3, 1))
+    ids = [np.arange(num_rows, dtype=np.int32) + 7 * slot + 20 for slot in slots]
+    params = SamplingParams(max_tokens=1, logprobs=5)
+    return StepPlan(
+        step,
+        slot_starts=tuple(SlotStart(slot, params, 0, ids[slot]) for slot in slots),
+        pages=tuple(PageAssignment(slot, 0, NUM_PAGES - 1 - slot) for slot in slots),
+        sequences=tuple(SequenceRows(slot, 0, num_rows, ids[slot], positions, 0) for slot in slots),
+    )
+
+
+@pytest.mark.parametrize("num_rows", [1, 9])
+def test_a_replay_gives_the_log_probabilities_of_the_eager_step(driver: Driver, num_rows: int) -> None:
     """Also after another graph of the pool has run in between, whose memory they share."""
     runner = runner_of(driver)
     driver.settle()
-    limits = RunnerLimits(MAX_SEQUENCES, 16, 2048)
-    rehearsal, graphs = Rehearsal(runner, limits, NUM_PAGES, 64), runner.graphs
-    told = SamplingParams(max_tokens=1, logprobs=5)
-    for num_sequences in (*range(1, MAX_SEQUENCES + 1), 3, 1):
-        replayed = rehearsal.decode(num_sequences, told)
+    graphs = runner.graphs
+    for step, num_sequences in enumerate((*range(1, MAX_SEQUENCES + 1), 3, 1)):
+        replayed = runner.launch(told_plan(2 * step + 1, num_sequences, num_rows)).wait()
         runner.use_graphs(GraphFamily({}))
-        eager = rehearsal.decode(num_sequences, told)
+        eager = runner.launch(told_plan(2 * step + 2, num_sequences, num_rows)).wait()
         runner.use_graphs(graphs)
         assert (replayed.eager, eager.eager) == (False, True)
         for one, other in zip(replayed.logprobs, eager.logprobs, strict=True):

@@ -171,7 +171,10 @@ def test_a_graph_of_a_padded_step_serves_grown_contexts_and_other_pages() -> Non
         out.fill_(torch.nan)
         graph.replay()
         exact = attend(q[: batch.num_rows], case.kv, LAYER, batch, case.scale)
-        assert torch.equal(out[: batch.num_rows], exact)
+        got, counts = out[: batch.num_rows], batch.query_starts.diff()
+        alone = (counts == 1).repeat_interleave(counts)  # these the decode kernel cuts by the number of sequences, too
+        assert torch.equal(got[~alone], exact[~alone])
+        torch.testing.assert_close(got[alone], exact[alone], rtol=2 * BF16_ROUNDING, atol=1e-3)
         replace(case, q=q[: batch.num_rows], batch=batch).check(exact, BF16_ROUNDING)
 
 
@@ -190,21 +193,28 @@ def test_addresses_beyond_two_to_the_31_elements(kv_dtype: KVDtype) -> None:
 
 @pytest.fixture
 def compilations() -> Iterator[list[object]]:
-    """Grows with every kernel that Triton compiles or loads."""
-    from triton import knobs
+    """Grows with every kernel that Triton compiles or loads; begins with one that nobody has launched before."""
+    import triton
+
+    @triton.jit
+    def nothing() -> None:
+        pass
 
     seen: list[object] = []
-    before = knobs.runtime.jit_post_compile_hook
-    knobs.runtime.jit_post_compile_hook = lambda *_, **__: seen.append(1)
-    yield seen
-    knobs.runtime.jit_post_compile_hook = before
+    before = triton.knobs.runtime.jit_post_compile_hook
+    triton.knobs.runtime.jit_post_compile_hook = lambda *_, **__: seen.append(1)
+    try:
+        nothing[(1,)]()
+        assert len(seen) == 1, "the hook is not called"
+        yield seen
+    finally:
+        triton.knobs.runtime.jit_post_compile_hook = before
 
 
 def test_new_lengths_compile_nothing(compilations: list[object]) -> None:
     attend = attention()
     run(attend, make_case([(1, 16), (9, 33), (600, 700)], HEADS, "fp8", 64, 9, "cuda", q_dtype=torch.bfloat16))
     compiled = len(compilations)
-    assert compiled  # the hook works
     for seed in range(6):
         source = random.Random(seed)
         lens = random_lens(source, source.randint(1, 40), 3000)

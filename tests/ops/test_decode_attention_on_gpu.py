@@ -61,7 +61,7 @@ def test_sequences_of_more_rows_and_padding_are_left_alone() -> None:
     assert (out[1:6] == 3.0).all()
     expected = case.expected()[0].flatten(1)
     torch.testing.assert_close(out[[0, 6]].float(), expected[[0, 6]], rtol=0.02, atol=0.02)
-    wide = Case(case.q, case.kv, padded(case.batch, 7, 16), case.scale)
+    wide = Case(case.q, case.kv, padded(case.batch, 7, 4), case.scale)  # more would be cut in other pieces
     again = torch.full((7, 4096), 3.0, dtype=torch.bfloat16, device="cuda")
     decode(wide, again)
     assert torch.equal(again, out)

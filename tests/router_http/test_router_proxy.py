@@ -121,7 +121,7 @@ def test_a_pod_that_does_not_say_what_it_holds_is_still_used() -> None:
 
 def test_only_the_listed_paths_reach_a_pod() -> None:
     with scripted(says_yes) as (pod,), routing(pod.backend) as router:
-        for path in ("/internal/capacity", "/metrics", "/v1/embeddings", "/v1/models/../../internal/cache", "/"):
+        for path in ("/internal/capacity", "/metrics", "/v1/embeddings", "/v1/models/../../internal/cache", "/x"):
             url = urlsplit(router.api)
             with socket.create_connection((url.hostname, url.port)) as raw:  # no client may tidy the path up
                 raw.sendall(f"GET {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n".encode())
