@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -52,6 +54,9 @@ def test_every_phase_is_measured_on_a_server_of_its_own(tmp_path: Path, capsys: 
         (["serve", "--body", "[]"], "--body"),
         (["serve", "--phase", "start", "--base-url", "http://127.0.0.1:9"], "--base-url"),
         (["kernels", "--only", "none"], "none"),
+        (["router", "--streams", "0"], "'0'"),
+        (["placement", "--pods", "-1"], "--pods"),
+        (["gate", "--seconds", "0"], "positive"),
     ],
 )
 def test_a_wrong_argument_of_a_load_is_one_clear_line_and_exit_code_2(
@@ -62,11 +67,59 @@ def test_a_wrong_argument_of_a_load_is_one_clear_line_and_exit_code_2(
     assert reason in line
 
 
+def test_help_names_every_command_and_every_command_has_help(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="0"):
+        cli.main(["--help"])
+    listed = capsys.readouterr().out.partition("commands:\n")[2].partition("\n\n")[0]
+    commands = [line.split()[0] for line in listed.splitlines() if line.split()]
+    assert {"accuracy", "serve", "kernels", "router", "placement", "gate", "draw"} == set(commands)
+    for command in commands:
+        with pytest.raises(SystemExit, match="0"):
+            cli.main([command, "--help"])
+        assert f"prism-bench {command}" in capsys.readouterr().out
+
+
 def test_without_a_gpu_no_kernel_is_timed(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert cli.main(["kernels"]) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert "NVIDIA GPU" in line
+
+
+class Timing:
+    """A timing module."""
+
+    @staticmethod
+    def measure(seconds: float) -> list[KernelTiming]:
+        return [KernelTiming("store", "8 rows", seconds, 0, 0.0, "", 0.0)]
+
+
+def test_a_part_that_fails_costs_the_other_timings_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "kernels.json"
+
+    def imported(name: str) -> type[Timing]:
+        if name == "broken":
+            assert json.loads(file.read_text())["timings"].keys() == {"first"}  # kept before the next one begins
+            raise ImportError("no such kernel")
+        return Timing
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(kernels, "measured_bandwidth", lambda: 4e12)
+    monkeypatch.setattr(kernels, "timing_modules", lambda: {name: name for name in ("first", "broken", "last")})
+    monkeypatch.setattr(kernels, "importlib", SimpleNamespace(import_module=imported))
+    assert cli.main(["kernels", "--seconds", "3", "--json", str(file)]) == 1
+    kept = json.loads(file.read_text())
+    assert {name: timings[0]["us"] for name, timings in kept["timings"].items()} == {"first": 3.0, "last": 3.0}
+    assert kept["failed"] == {"broken": "ImportError: no such kernel"}
+    assert "no such kernel" in capsys.readouterr().err
+
+
+def test_every_timing_module_can_measure() -> None:
+    assert kernels.timing_modules().keys() >= {"attention", "linear", "small"}
+    for name in kernels.timing_modules().values():
+        assert callable(importlib.import_module(name).measure), name
 
 
 def test_kernels_are_shown_beside_their_twins() -> None:
