@@ -34,6 +34,7 @@ def run(layout: Layout, command: list[str]) -> int:
     images.build(layout)
     started = lifecycle.up(layout)
     try:
+        lifecycle.pull(layout, images.project_images())
         with phase("command"):
             environment = layout.environment() | images.environment()
             return subprocess.run(namespaces.entered(layout, command), env=environment).returncode

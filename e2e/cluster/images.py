@@ -121,6 +121,11 @@ def build(layout: Layout) -> str:
     return tag
 
 
+def project_images() -> list[str]:
+    """References of Prism's images, as the cluster pulls them."""
+    return [f"{REGISTRY}/prism-{name}:{project_tag()}" for name in PROJECT]
+
+
 def environment() -> dict[str, str]:
     """What tests need to know: where images are, as the cluster sees it, and their tags."""
     return {

@@ -9,7 +9,7 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 from e2e.cluster import credentials, dns, images, namespaces, node, registry
@@ -51,6 +51,17 @@ def up(layout: Layout) -> bool:
             namespaces.start(layout, [sys.executable, "-m", "e2e.cluster", "init"], environment)
             wait(layout)
     return True
+
+
+def pull(layout: Layout, names: Sequence[str]) -> None:
+    """Brings images onto the running node: gigabytes the first time, for which no test should have to wait."""
+    with phase("images on the node"):
+        for name in names:
+            ctr = (layout.programs / "ctr", "--address", layout.containerd_socket, "--namespace", "k8s.io")
+            command = namespaces.entered(layout, [*map(str, ctr), "image", "pull", "--plain-http", name])
+            done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+            if done.returncode != 0:
+                raise SystemExit(f"{name} was not pulled:\n{done.stdout[-2000:]}")
 
 
 def write_files(layout: Layout) -> None:
