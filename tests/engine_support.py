@@ -228,6 +228,22 @@ def tokens_of(replies: Sequence[Reply]) -> list[list[int]]:
     return [reply.tokens for reply in replies]
 
 
+def agreement(got: Sequence[Reply], expected: Sequence[Sequence[int]]) -> float:
+    """The share of equal tokens, each answer up to its first difference: what comes after it answers another text.
+
+    For answers drawn at random: where the same row is computed in another batch or chunk, its logits differ in the last
+    bits, and once in some hundred draws the number falls on the other side of a boundary between two tokens. Another
+    number, or one of another sequence, changes nearly every token.
+    """
+    total = agreeing = 0
+    for one, other in zip(tokens_of(got), expected, strict=True):
+        differing = (i for i, pair in enumerate(zip(one, other, strict=False)) if pair[0] != pair[1])
+        first = next(differing, min(len(one), len(other)))
+        total += first + (first < max(len(one), len(other)))
+        agreeing += first
+    return agreeing / total
+
+
 def alone(prompts: Sequence[Parts], max_tokens: int = 12, **params: Any) -> list[list[int]]:
     """The answers of an engine that is asked one thing at a time and remembers nothing."""
     with running_engine(kv__prefix_cache=False) as driver:

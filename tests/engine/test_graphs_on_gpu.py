@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from engine_support import Driver, Reply, pool_bytes, running_engine, tokens_of
+from engine_support import Driver, Reply, agreement, pool_bytes, running_engine, tokens_of
 from reference_answers import draw_prompts, small_pictures
 
 from prism_server.engine.graphs import GraphFamily
@@ -74,26 +74,15 @@ def ask_mixed(driver: Driver, seed: int, max_tokens: int = 12) -> list[Reply]:
     return replies
 
 
-def check_agreement(got: Sequence[Reply], expected: Sequence[Reply]) -> None:
-    """Up to the first difference; what comes after it answers another text."""
-    total = agreeing = 0
-    for one, other in zip(tokens_of(got), tokens_of(expected), strict=True):
-        differing = (i for i, pair in enumerate(zip(one, other, strict=False)) if pair[0] != pair[1])
-        first = next(differing, min(len(one), len(other)))
-        total += first + (first < max(len(one), len(other)))
-        agreeing += first
-    assert agreeing >= LEAST_AGREEMENT * total, f"{agreeing} of {total} tokens"
-
-
 def test_tokens_with_graphs_are_those_of_eager_steps_and_of_the_plain_loop_on_plain_operators(driver: Driver) -> None:
     replies = ask_mixed(driver, seed=1)
     with engine_on_gpu(engine__graphs=False) as eager:
         assert eager.engine.info.graphs == 0
-        check_agreement(replies, ask_mixed(eager, seed=1))
+        assert agreement(replies, tokens_of(ask_mixed(eager, seed=1))) >= LEAST_AGREEMENT
         assert eager.counters()["eager_steps"] > 10 * driver.counters()["eager_steps"]
     plain = {"model__backend": "torch", "engine__overlap": False, "kv__prefix_cache": False}
     with engine_on_gpu(engine__chunk_tokens=64, **plain) as twin:
-        check_agreement(replies, ask_mixed(twin, seed=1))
+        assert agreement(replies, tokens_of(ask_mixed(twin, seed=1))) >= LEAST_AGREEMENT
 
 
 def test_seeded_draws_of_a_request_alone_repeat_themselves_in_graphs(driver: Driver) -> None:
@@ -153,7 +142,7 @@ def test_a_long_random_run_with_preemption_and_swaps_says_what_a_roomy_engine_sa
         counters = tight.counters()
         assert counters["preemptions"] > 0
         assert counters["swapped_in_pages"] > 0
-    check_agreement(replies, expected)
+    assert agreement(replies, tokens_of(expected)) >= LEAST_AGREEMENT
 
 
 def decode_plan(step: int, params: SamplingParams) -> StepPlan:

@@ -86,7 +86,7 @@ def test_a_picture_is_asked_about_where_it_is_and_hits_are_what_was_expected(rou
 
 
 def test_same_question_other_pictures_spreads_and_same_picture_other_questions_stays(router: RouterProcess) -> None:
-    pods = {ask(router.api, picture(200 + i), "What is it?").headers["x-prism-pod"] for i in range(8)}
+    pods = {ask(router.api, picture(200 + i), "What is it?").headers["x-prism-pod"] for i in range(24)}
     assert len(pods) == 2
     homes = {ask(router.api, picture(200), f"Question {i}?").headers["x-prism-pod"] for i in range(4)}
     assert len(homes) == 1
