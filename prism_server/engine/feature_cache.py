@@ -95,6 +95,9 @@ class FeatureCache:
         self._completed, self._dropped = [], []
         return changes
 
+    def half_encoded(self) -> list[ItemKey]:
+        return [key for key, item in self._items.items() if item.blocks_done and not item.complete]
+
     def pinned_by(self, sequence: int) -> list[ItemKey]:
         return [key for key, item in self._items.items() if sequence in item.pins]
 

@@ -73,8 +73,9 @@ class MediaDesk:
         """The plan that is being built finishes the item: the executor lets its patches go by itself."""
         self._staged.pop(key, None)
 
-    def leave(self, sequence: Sequence) -> None:
-        """The sequence left the device; what only it needed is dropped."""
+    def leave(self, sequence: Sequence) -> list[ItemKey]:
+        """The sequence left the device; what only it needed is dropped. Returns the items whose pixels were."""
+        dropped = []
         for key in sequence.wanted:
             if key in self._pending:
                 self._pending[key].remove(sequence)
@@ -84,7 +85,9 @@ class MediaDesk:
             users.discard(sequence.number)
             if key in self._staged and not users:
                 self._drop(key)
+                dropped.append(key)
         sequence.holds_staged.clear()
+        return dropped
 
     def take_requests(self) -> list[MediaRequest]:
         requests, self._requests = self._requests, []

@@ -67,8 +67,8 @@ class Prefill:
         if self._features.holds(key):
             self._pin(sequence, key)
             return True
+        self._desk.want(sequence, facts)  # also where they are staged: who encodes holds them, whoever else leaves
         if not self._desk.is_staged(key):
-            self._desk.want(sequence, facts)
             return False
         done = self._features.blocks_done(key)
         if done is None:
@@ -138,7 +138,8 @@ class Prefill:
             sequence.pins.discard(key)
             self._features.unpin(key, sequence.number)
             self._features.drop_if_idle(key)
-        self._desk.leave(sequence)
+        for key in self._desk.leave(sequence):
+            self._features.drop_if_idle(key)  # without its pixels nobody could encode the rest
 
     def take_dropped_features(self) -> tuple[ItemKey, ...]:
         """Items dropped since the last plan, for the next one."""

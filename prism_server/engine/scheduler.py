@@ -6,20 +6,20 @@ when nothing else can be done; nobody else may. A sequence is admitted only if i
 
 from __future__ import annotations
 
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 
 from prism_server.engine.admission import Admission
 from prism_server.engine.cost_model import CostModel, StepBudget
 from prism_server.engine.feature_cache import FeatureCache
+from prism_server.engine.launched import LaunchedStep, LaunchedSteps
 from prism_server.engine.limits import SchedulerLimits
 from prism_server.engine.media_desk import MediaDesk, MediaRequest
 from prism_server.engine.messages import TokenLogprob
 from prism_server.engine.outcomes import Drawn, Finished, Outcome
 from prism_server.engine.parking import InFlightKeys
 from prism_server.engine.plan import StepPlan, StepResult
-from prism_server.engine.plan_builder import LaunchedRows, PlanBuilder
+from prism_server.engine.plan_builder import PlanBuilder
 from prism_server.engine.prefill import Prefill
 from prism_server.engine.queues import Queues
 from prism_server.engine.residency import Residency
@@ -27,17 +27,6 @@ from prism_server.engine.sequence import Phase, Sequence
 from prism_server.errors import EngineFault, PrismError
 from prism_server.kv.cache import KVCache
 from prism_server.media.item import ItemKey
-
-
-@dataclass(frozen=True, slots=True)
-class _Launched:
-    """What the completion of a launched plan needs to know."""
-
-    step: int
-    rows: tuple[LaunchedRows, ...]
-    num_decodes: int
-    patch_blocks: int
-    encodes_for: frozenset[Sequence]
 
 
 class Scheduler:
@@ -65,7 +54,7 @@ class Scheduler:
         self._admission = Admission(
             limits, self.queues, self._residency, self.in_flight, self._prefill, self.counters, self._outcomes.append
         )
-        self._launched: deque[_Launched] = deque()
+        self._launched = LaunchedSteps(self.cost, self.counters)
         self._next_step = 1
 
     # -- arrivals and departures -------------------------------------------------------------------------------------
@@ -250,11 +239,8 @@ class Scheduler:
         for key, number in builder.unpins:
             self.features.unpin(key, number)
         plan = builder.build(self._prefill.take_dropped_features(), self.desk.take_dropped())
-        patch_blocks = self._prefill.patch_blocks(builder)
-        launched, encodes_for = tuple(builder.launched), frozenset(builder.encodes_for)
-        self._launched.append(_Launched(plan.step, launched, builder.num_decodes, patch_blocks, encodes_for))
+        self._launched.add(builder, self._prefill.patch_blocks(builder))
         self._next_step += 1
-        self.counters["steps"] += 1
         return plan
 
     def _break_jam(self, builder: PlanBuilder, budget: StepBudget) -> None:
@@ -284,11 +270,8 @@ class Scheduler:
 
     def complete(self, result: StepResult, now_s: float) -> None:
         """The oldest launched step has completed. Outcomes are fetched with `take_outcomes`."""
-        launched = self._launched.popleft()
-        if launched.step != result.step:
-            raise EngineFault(f"step {result.step} completed, but step {launched.step} was launched before it")
+        launched = self._launched.complete(result)
         self.kv.complete(result.step)
-        self._observe(launched, result)
         for sequence in launched.encodes_for:
             sequence.encode_ms += result.encode_ms
         for item, error in result.failed_items.items():
@@ -321,7 +304,7 @@ class Scheduler:
             return self.end(sequence, "length")
         return None
 
-    def _fail_item(self, key: ItemKey, error: PrismError, launched: _Launched) -> None:
+    def _fail_item(self, key: ItemKey, error: PrismError, launched: LaunchedStep) -> None:
         plans = (launched, *self._launched)
         showing = {rows.sequence.number for plan in plans for rows in plan.rows if key in rows.items}
         if self.features.blocks_done(key) is not None:
@@ -329,19 +312,6 @@ class Scheduler:
         for sequence in tuple(self.running):
             if sequence.number in showing or key in sequence.pins:
                 self.end(sequence, "error", error)
-
-    def _observe(self, launched: _Launched, result: StepResult) -> None:
-        num_tokens = sum(rows.end - rows.start for rows in launched.rows)
-        language_ms = max(0.0, result.duration_ms - result.encode_ms)
-        prefill_tokens = num_tokens - launched.num_decodes
-        self.counters["step_tokens"] += num_tokens
-        self.counters["step_sequences"] += len(launched.rows)
-        self.counters["step_microseconds"] += round(result.duration_ms * 1e3)
-        self.counters["encode_microseconds"] += round(result.encode_ms * 1e3)
-        self.counters["eager_steps"] += result.eager
-        self.cost.observe(
-            launched.num_decodes, prefill_tokens, launched.patch_blocks, language_ms, result.encode_ms, result.eager
-        )
 
     # -- phases ------------------------------------------------------------------------------------------------------
 
@@ -374,8 +344,13 @@ class Scheduler:
         sequence.ready_step = 0
 
     def _youngest_victim(self, builder: PlanBuilder, sequence: Sequence) -> Sequence | None:
-        younger = [s for s in self.running if s.number > sequence.number and s.number not in builder.planned]
-        return younger[-1] if younger else None
+        """The youngest of which the plan has neither rows nor encoder blocks: those need its pages and pins."""
+        for other in reversed(self.running):
+            if other.number <= sequence.number:
+                return None
+            if other.number not in builder.planned and other not in builder.encodes_for:
+                return other
+        return None
 
     def _finish_swaps(self) -> None:
         for sequence in self.running:
@@ -394,6 +369,7 @@ class Scheduler:
         self.kv.check_integrity()
         self.features.check_integrity()
         self.in_flight.check_integrity()
+        assert all(map(self.desk.is_staged, self.features.half_encoded())), "what is half encoded has lost its pixels"
         assert all(sequence.is_admitted for sequence in self.running)
         assert [s.number for s in self.running] == sorted(s.number for s in self.running)
         assert all(sequence.phase is Phase.WAITING and not sequence.table for sequence in self.waiting)

@@ -22,26 +22,29 @@ def test_if_there_is_work_a_step_computes_a_token_or_an_encoder_item_or_refuses_
     for num_pages in range(1, 9):
         for seed in range(20):
             rng = random.Random(seed)
-            world = World(Sizes(num_pages=num_pages, page_tokens=2, feature_tokens=5, depth=0), rng)
+            overcommit = seed % 2 == 1  # what else keeps the engine moving has to do it alone
+            depth = seed // 2 % 2
+            world = World(Sizes(num_pages, page_tokens=2, feature_tokens=5, depth=depth, overcommit=overcommit), rng)
             for _ in range(6):
                 world.add(world.make_request(["ab" * rng.randint(1, 3), rng.randrange(3), "c"], rng.randint(1, 4)))
             world.drain()  # fails when a step finds nothing to do although there is work
 
 
 def test_a_request_larger_than_the_pool_the_context_or_the_encoder_budget_is_refused_at_admission() -> None:
-    world = make_world(items=(9,), num_pages=4, page_tokens=3, feature_tokens=8)
-    impossible: list[tuple[list[int | str], tuple[str, str]]] = [
-        (["a" * 13], ("13 tokens", "4 pages")),
-        (["a" * 64], ("64 tokens", "64")),
-        (["a", 0], ("90 bytes", "80 bytes")),
+    cases: list[tuple[int, list[int | str], list[int | str], tuple[str, str]]] = [
+        (4, ["a" * 12], ["a" * 13], ("13 tokens", "4 pages")),
+        (40, ["a" * 63], ["a" * 64], ("64 tokens", "context holds 64")),
+        (40, ["a", 0], ["a", 1], ("90 bytes", "80 bytes")),
     ]
-    for parts, figures in impossible:
-        request = world.make_request(parts)
+    for num_pages, just_fits, too_large, figures in cases:
+        world = make_world(items=(8, 9), num_pages=num_pages, page_tokens=3, feature_tokens=8)
+        request = world.make_request(too_large)
         with pytest.raises(BadRequest) as refused:
             world.scheduler.add([Sequence(999, request, 0, 0, 4)])
         assert refused.value.param == "messages"
         assert all(figure in refused.value.reason for figure in figures), refused.value.reason
-    assert not world.scheduler.has_work
+        assert not world.scheduler.has_work
+        ask(world, just_fits)
 
 
 def test_a_full_pool_with_an_unfinished_prefill_and_no_appendable_decoder_continues_the_prefill() -> None:
@@ -68,29 +71,37 @@ def test_waiting_requests_hold_no_encoder_output() -> None:
 
 
 def test_an_encoder_cache_of_one_item_still_serves_interleaved_requests_of_two_with_preemption_in_the_middle() -> None:
-    preempted = 0
-    for seed in range(40):
+    preempted = preempted_with_pins = 0
+    for seed in range(60):
         rng = random.Random(seed)
-        sizes = Sizes(num_pages=9, page_tokens=2, feature_tokens=4, chunk_tokens=rng.choice([0, 1, 3]), max_running=3)
+        sizes = Sizes(num_pages=12, page_tokens=2, feature_tokens=4, chunk_tokens=rng.choice([0, 1, 3]), max_running=3)
         world = World(sizes, rng)
         world.items = [world.make_item(f"item {number}", 4) for number in range(6)]
         sequences = []
         for number in range(3):
-            parts: list[int | str] = ["a" * (number + 1), 2 * number, "b", 2 * number + 1, "c"]
+            first, second = 2 * number, 2 * number + 1
+            again: list[int | str] = [first, "d"] if seed % 2 else []  # holds its pin until then, or makes way
+            parts: list[int | str] = ["a" * (number + 1), first, "b", second, "c", *again]
             added = world.add(world.make_request(parts, max_tokens=2, ignore_eos=True))
             assert added is not None, "the pool of the least size holds each of them"
             sequences += added
         for _ in range(rng.randint(0, 12)):
             step_with_media(world)
         running = [sequence for sequence in world.scheduler.running if sequence.phase is Phase.PREFILL]
-        if running:
-            world.scheduler.preempt(running[-1])
+        victim = next((sequence for sequence in running if sequence.pins), running[-1] if running else None)
+        if victim is not None:
             preempted += 1
+            preempted_with_pins += bool(victim.pins)
+            world.scheduler.preempt(victim)
+            assert not world.features.pinned_by(victim.number)
         world.drain()
         assert all(sequence.phase is Phase.FINISHED for sequence in sequences)
         for sequence in sequences:
-            assert sequence.encoded_items <= 2 * (1 + sequence.preemptions + sequence.lost_pins)
-    assert preempted > 10
+            for facts in {span.facts for span in sequence.spans}:
+                encoded = world.executor.encodes[facts.key]
+                assert 1 <= encoded <= 1 + sequence.preemptions + sequence.lost_pins
+    assert preempted > 20
+    assert preempted_with_pins > 5
 
 
 def test_a_cancelled_prefill_gives_its_pages_back_once_emits_one_final_event_and_costs_its_mates_no_token() -> None:
@@ -117,9 +128,11 @@ def test_after_any_load_everything_is_empty_and_every_page_is_free_or_evictable(
         for _ in range(40):
             if len(world.live_requests()) < 8:
                 world.add(world.make_request([rng.choice("abcde"), rng.randrange(3), rng.choice("abc") * 3], 4, n=2))
-            if rng.random() < 0.1 and world.live_requests():
+            if world.pending_media and rng.random() < 0.5:
+                world.media_arrives(0)
+            if rng.random() < 0.1 and world.live_requests():  # also between an item's arrival and its encoding
                 world.cancel(rng.choice(world.live_requests()))
-            step_with_media(world)
+            world.step()
         world.drain()
         scheduler = world.scheduler
         held = (scheduler.running, scheduler.waiting, scheduler.parked, scheduler.in_flight._leaders)
@@ -147,6 +160,16 @@ def test_a_refused_request_leaves_its_counters_unchanged() -> None:
     before = dict(world.scheduler.counters)
     assert world.add(world.make_request(["a" * 20])) is None  # `add` compares the counters, too
     assert dict(world.scheduler.counters) == before
+
+
+def test_concurrent_requests_for_one_item_prepare_it_once() -> None:
+    world = make_world(num_pages=60, page_tokens=3, max_running=8)
+    for text in "abcde":  # no two share a prefix: none of them waits for another's
+        world.add(world.make_request([text, 0, "a"], max_tokens=1))
+    world.step()
+    assert world.pending_media == [world.items[0][1].key]
+    settle(world)
+    assert sum(world.executor.encodes.values()) == world.scheduler.counters["decoded_items"] == 1
 
 
 def test_an_item_that_is_shown_twice_in_one_prompt_is_prepared_and_encoded_once() -> None:
@@ -180,3 +203,26 @@ def test_a_hot_suffix_is_packed_into_a_step_before_a_cold_chunk_and_nobody_starv
         world.add(world.make_request(["ab", 0, "d" * 3], max_tokens=1))
         step_with_media(world)
         assert world.num_steps < 2000
+
+
+def test_pixels_stay_until_their_item_is_encoded_whoever_else_asked_for_them_leaves() -> None:
+    """Half a picture through the tower is worth nothing without its pixels: the rest could not be encoded."""
+    halves = 0
+    for moment in range(12):
+        world = make_world(items=(4,), num_pages=32, feature_tokens=4, max_running=4, chunk_tokens=2, depth=1)
+        ask(world, ["a", 0, "b"])
+        world.add(world.make_request(["e"], max_tokens=50, ignore_eos=True))  # beside decodes a step has a budget
+        first = world.make_request(["abcdea", 0, "e"], max_tokens=2, ignore_eos=True)
+        world.add(first)  # admitted while the features are there: it asks for no pixels
+        world.step()
+        world.scheduler.features.clear()
+        second = world.make_request(["cd" * 12, 0, "d"], max_tokens=2)
+        world.add(second)
+        world.scheduler.cost.observe(0, 0, 48, 0.0, 300.0, eager=False)  # so slow that a step has time for one block
+        for _ in range(moment):
+            step_with_media(world)
+        halves += bool(world.features.half_encoded())
+        world.cancel(second.request_id)
+        settle(world)
+        assert world.emitted[world.requests[first.request_id][0].number] == world.oracle[first.request_id]
+    assert halves > 0, "no moment was between two blocks of the item"
