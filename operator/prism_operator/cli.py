@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from dataclasses import fields
 from typing import Any
 
-from prism_operator.api import TIMEOUT_S, Api
 from prism_operator.options import OperatorOptions
+from prism_server.cli_support import end_on_sigterm
 
 LEASE_CALL_PART = 0.8
 """A call's time-out as a part of the renew deadline: a hanging call must not outlive the Lease."""
@@ -43,10 +43,12 @@ def parse(argv: Sequence[str] | None = None) -> tuple[OperatorOptions, str]:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
+    end_on_sigterm()  # imports take seconds below
     options, level = parse(argv)
     logging.basicConfig(level=level, format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr)
     logging.getLogger("kopf").setLevel(max(logging.WARNING, logging.getLevelName(level)))
-    from prism_operator.process import Operator  # kopf after --help
+    from prism_operator.api import TIMEOUT_S, Api
+    from prism_operator.process import Operator
 
     api = Api.connect(min(TIMEOUT_S, LEASE_CALL_PART * options.lease_renew_deadline_s))
     return Operator(api, options).run()

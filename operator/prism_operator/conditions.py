@@ -101,6 +101,8 @@ def stalled(snapshot: Snapshot) -> Verdict:
     for pod in (*engines, *sorted(snapshot.routers.pods, key=lambda pod: pod.name)):
         if pod.trouble is not None and not pod.is_ready and not pod.is_terminating:
             return Verdict("Stalled", "True", pod.trouble.reason, f"{pod.name}: {pod.trouble.message}")
+    if (refusal := snapshot.routers.refusal) is not None:
+        return Verdict("Stalled", "True", refusal.reason, f"routers: {refusal.message}")
     return Verdict("Stalled", "False", "NoPodStalled", "no pod is held up")
 
 
@@ -115,6 +117,8 @@ def router_ready(snapshot: Snapshot) -> Verdict:
     trouble = next((pod for pod in routers.pods if pod.trouble is not None and not pod.is_ready), None)
     if trouble is not None and trouble.trouble is not None:
         return Verdict("RouterReady", "False", trouble.trouble.reason, f"{trouble.name}: {trouble.trouble.message}")
+    if routers.refusal is not None:
+        return Verdict("RouterReady", "False", routers.refusal.reason, f"routers: {routers.refusal.message}")
     if num_ready == 0:
         return Verdict("RouterReady", "False", "NoReadyRouters", count)
     return Verdict("RouterReady", "False", "TooFewRouters", f"{count}, at least {routers.floor} should be")

@@ -14,7 +14,7 @@ LABEL_DEPLOYMENT = "prism-infer.io/deployment"
 LABEL_COMPONENT = "app.kubernetes.io/component"
 LABEL_CLASS = "prism-infer.io/operator-class"
 ANNOTATION_TEMPLATE_VERSION = "prism-infer.io/template-version"
-TEMPLATE_VERSIONS = (1,)
+TEMPLATE_VERSIONS = (1, 2)
 """Versions of the engines' pod template that this operator can render, oldest first: N - 1 and N once there are two."""
 ROUTER_TEMPLATE_VERSIONS = (1,)
 """The same of the routers' pod template."""

@@ -33,6 +33,8 @@ class Pod:
     ordinal: int
     is_ready: bool = False
     is_terminating: bool = False
+    is_finished: bool = False
+    """It has failed as a whole or has ended, as an evicted pod has: it will never run again."""
     unready_since_s: float = 0.0
     """When it was last ready, or made; of no meaning while it is ready."""
     gone_by_s: float | None = None
@@ -57,6 +59,7 @@ class Pod:
             ordinal=int(ordinal) if ordinal.isdigit() else -1,
             is_ready=ready is not None and ready["status"] == "True" and deleted is None,
             is_terminating=deleted is not None,
+            is_finished=status.get("phase") in ("Failed", "Succeeded"),
             unready_since_s=_changed_s(ready) or seconds(metadata["creationTimestamp"]),
             gone_by_s=seconds(deleted) if deleted else None,  # the API server adds the grace to the time of the call
             node=body.get("spec", {}).get("nodeName", ""),

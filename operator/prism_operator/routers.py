@@ -9,7 +9,7 @@ from typing import Any
 
 from prism_operator.admin_client import RouterView
 from prism_operator.deployment import LABEL_COMPONENT
-from prism_operator.pods import Pod
+from prism_operator.pods import Pod, Trouble, condition
 
 LONGEST_RETRY_S = 60.0
 
@@ -27,6 +27,8 @@ class Routers:
     told: Mapping[str, frozenset[str]] = field(default_factory=dict)
     is_bypassed: bool = False
     """The Service leads to engines still, as one does that was made before there were routers."""
+    refusal: Trouble | None = None
+    """Why the API server takes no further router pod: a quota, an admission rule."""
 
     @property
     def ready(self) -> list[Pod]:
@@ -70,7 +72,15 @@ def routers_of(body: Mapping[str, Any] | None, pods: Sequence[Pod], service: Map
     replicas, status = body["spec"].get("replicas", 1), body.get("status", {})
     is_observed = status.get("observedGeneration", 0) >= body["metadata"].get("generation", 1)
     counts = {status.get(key, 0) for key in ("replicas", "updatedReplicas", "availableReplicas")}
-    return Routers(replicas, is_observed and counts == {replicas}, pods, is_bypassed=is_bypassed)
+    if sum(pod.is_ready for pod in pods) >= replicas:
+        # what has ended for good is left where it is, beside the one that was made in its place
+        pods = [pod for pod in pods if not pod.is_finished]
+    failure = condition(body, "ReplicaFailure")
+    refusal = None
+    if failure is not None and failure["status"] == "True":
+        refusal = Trouble(failure.get("reason", "FailedCreate"), failure.get("message", ""))
+    is_rolled_out = is_observed and counts == {replicas}
+    return Routers(replicas, is_rolled_out, pods, is_bypassed=is_bypassed, refusal=refusal)
 
 
 class RouterViews:

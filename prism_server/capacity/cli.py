@@ -63,7 +63,8 @@ def build_parser() -> ArgumentParser:
         default=DEFAULTS["weight_dtype"],
         help="default: %(default)s",
     )
-    for name in ("max_context_tokens", "max_step_tokens", "max_running_sequences", "max_image_tokens"):
+    lengths = ("max_context_tokens", "max_step_tokens", "max_running_sequences", "max_image_tokens", "max_video_tokens")
+    for name in lengths:
         flag = f"--{name.replace('_', '-')}"
         gpu.add_argument(flag, type=COUNT, default=DEFAULTS[name], metavar="N", help="default: %(default)s")
     gpu.add_argument("--feature-cache-mib", type=SIZE, default=1024, metavar="MIB", help="default: %(default)s")
@@ -85,6 +86,7 @@ def plan_from(arguments: argparse.Namespace, shape: ModelShape) -> PagePlan:
             max_step_tokens=arguments.max_step_tokens,
             max_running_sequences=arguments.max_running_sequences,
             max_image_tokens=arguments.max_image_tokens,
+            max_video_tokens=arguments.max_video_tokens,
             feature_cache_bytes=int(arguments.feature_cache_mib * MIB),
             graph_bytes=int(arguments.graph_mib * MIB),
         )

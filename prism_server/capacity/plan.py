@@ -20,6 +20,8 @@ GIB = 1 << 30
 
 LOGIT_COPIES = 3
 """Logits, probabilities and their sorted copy, all FP32, while a batch is sampled."""
+ENCODED_PATCHES = 16_384
+"""Patches that the vision encoder takes in one step, of several pictures together; a single item may have more."""
 TENSOR_PARALLEL_SIZES = (2, 4, 8)
 
 
@@ -38,6 +40,7 @@ class PlanRequest:
     max_step_tokens: int = 8192
     max_running_sequences: int = 64
     max_image_tokens: int = 4096
+    max_video_tokens: int = 12_288
     feature_cache_bytes: int = 1 * GIB
     graph_bytes: int = 512 * MIB
     """For captured CUDA graphs; 0 where there are none."""
@@ -46,9 +49,24 @@ class PlanRequest:
         if not 0 < self.memory_fraction <= 1:
             raise StartupError(f"memory fraction {self.memory_fraction} must be above 0 and at most 1")
         sizes = (self.page_tokens, self.max_context_tokens, self.max_step_tokens, self.max_running_sequences)
-        if min(self.gpu_memory_bytes, self.max_image_tokens, *sizes) < 1:
-            raise StartupError("GPU memory, page, context, step, sequences and picture must all be at least 1")
+        if min(self.gpu_memory_bytes, self.max_image_tokens, self.max_video_tokens, *sizes) < 1:
+            raise StartupError("GPU memory, page, context, step, sequences, picture and clip must all be at least 1")
         self.shape.check_tensor_parallel(self.tensor_parallel)
+
+    @property
+    def encoded_tokens(self) -> int:
+        """The most that the vision encoder does at once, in tokens: the largest item of either kind, which is encoded
+        whole, or a step's worth of smaller ones. A start on a GPU measures with the same."""
+        in_one_step = ENCODED_PATCHES // self.shape.vision.patches_per_token
+        return max(self.max_image_tokens, self.max_video_tokens, in_one_step)
+
+    @property
+    def largest_item(self) -> str:
+        """What `encoded_tokens` are, for a person."""
+        if self.max_video_tokens == self.encoded_tokens:
+            return f"one clip of {self.encoded_tokens:,} tokens"
+        one = "one picture" if self.max_image_tokens == self.encoded_tokens else "pictures"
+        return f"{one} of {self.encoded_tokens:,} tokens"
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +132,7 @@ class PagePlan:
             ),
             ("- weights", _gib(self.weight_bytes), f"{request.weight_dtype}{share}"),
             ("- activations", _gib(self.activation_bytes), step_note),
-            ("- vision encoder", _gib(self.encoder_bytes), f"one picture of {request.max_image_tokens:,} tokens"),
+            ("- vision encoder", _gib(self.encoder_bytes), request.largest_item),
             ("- encoder outputs", _gib(self.feature_cache_bytes), "the feature cache"),
             ("- CUDA graphs", _gib(self.graph_bytes), ""),
             ("= for KV pages", _gib(self.kv_bytes), ""),
@@ -179,7 +197,7 @@ def _activation_bytes(request: PlanRequest) -> int:
 
 
 def _encoder_bytes(request: PlanRequest) -> int:
-    """The largest picture in the vision tower: its patches, rows at their widest, and the outputs of every merger.
+    """The largest item in the vision tower: its patches, rows at their widest, and the outputs of every merger.
 
     Attention is counted without its score matrix: the kernels that serve a GPU never write it out.
     """
@@ -189,7 +207,7 @@ def _encoder_bytes(request: PlanRequest) -> int:
     mergers = 1 + len(vision.deepstack_layers)
     token_row = 2 * vision.patches_per_token * vision.hidden_size + mergers * out
     per_token = vision.patches_per_token * patch_row + token_row
-    return request.max_image_tokens * per_token * WEIGHT_ELEMENT_BYTES[request.weight_dtype]
+    return request.encoded_tokens * per_token * WEIGHT_ELEMENT_BYTES[request.weight_dtype]
 
 
 def _gib(num_bytes: int, up: bool = False) -> str:

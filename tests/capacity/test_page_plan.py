@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from prism_server.capacity.models import KNOWN_MODELS
-from prism_server.capacity.plan import GIB, PlanRequest, plan_pages, suggestions
+from prism_server.capacity.plan import ENCODED_PATCHES, GIB, PlanRequest, plan_pages, suggestions
+from prism_server.engine.cost_model import MAX_STEP_PATCHES
 from prism_server.errors import StartupError
 from prism_server.settings import ServerSettings
 
@@ -91,11 +92,39 @@ def test_the_defaults_are_the_servers_own() -> None:
     assert (plan.kv_dtype, plan.page_tokens) == (server.kv.dtype, server.kv.page_tokens)
     assert plan.memory_fraction == server.kv.memory_fraction
     assert plan.max_image_tokens == server.media.max_image_tokens
+    assert plan.max_video_tokens == server.media.max_video_tokens
     for name in ("max_context_tokens", "max_step_tokens", "max_running_sequences", "feature_cache_bytes"):
         assert getattr(plan, name) == getattr(server.engine, name)
 
 
-@pytest.mark.parametrize("change", [{"gpu_memory_bytes": 0}, {"memory_fraction": 1.5}, {"page_tokens": 0}])
+@pytest.mark.parametrize(
+    "change", [{"gpu_memory_bytes": 0}, {"memory_fraction": 1.5}, {"page_tokens": 0}, {"max_video_tokens": 0}]
+)
 def test_a_request_without_sense_is_refused(change: dict[str, int]) -> None:
     with pytest.raises(StartupError):
         replace(PlanRequest(EIGHT_B, GIB), **change)
+
+
+@pytest.mark.parametrize(
+    ("image_tokens", "video_tokens", "encoded_tokens", "said"),
+    [
+        (4096, 12_288, 12_288, "one clip of 12,288 tokens"),
+        (16_384, 12_288, 16_384, "one picture of 16,384 tokens"),
+        (1024, 2048, 4096, "pictures of 4,096 tokens"),
+    ],
+)
+def test_the_encoder_has_room_for_the_largest_item_of_either_kind_and_for_a_step_of_small_ones(
+    image_tokens: int, video_tokens: int, encoded_tokens: int, said: str
+) -> None:
+    settings = ServerSettings.model_validate(
+        {"media": {"max_image_tokens": image_tokens, "max_video_tokens": video_tokens}}
+    )
+    plan = plan_pages(settings.plan_request(EIGHT_B, 80 * GIB))
+    assert plan.request.encoded_tokens == encoded_tokens
+    assert said in plan.explain()
+    alone = PlanRequest(EIGHT_B, 80 * GIB, max_image_tokens=encoded_tokens, max_video_tokens=1)
+    assert plan.encoder_bytes == plan_pages(alone).encoder_bytes
+
+
+def test_a_step_of_the_encoder_is_planned_as_large_as_the_engine_makes_it() -> None:
+    assert ENCODED_PATCHES == MAX_STEP_PATCHES

@@ -61,8 +61,8 @@ def _broken_rules(schema: Schema, value: Any) -> Iterator[str]:
         # RE2 searches, and its $ is the end of the text alone, which Python spells \Z.
         if "pattern" in schema and not re.search(schema["pattern"].replace("$", r"\Z"), value):
             yield "pattern"
-    if isinstance(value, list) and len(value) > schema.get("maxItems", len(value)):
-        yield "maxItems"
+    if isinstance(value, list) and not schema.get("minItems", 0) <= len(value) <= schema.get("maxItems", len(value)):
+        yield "items"
     if isinstance(value, dict) and len(value) > schema.get("maxProperties", len(value)):
         yield "maxProperties"
 

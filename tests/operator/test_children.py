@@ -13,17 +13,19 @@ from test_children_golden import SPECS
 
 from prism_operator.children import OPTIONAL_APIS, children, config, missing_apis, versions
 from prism_operator.crd.quantity import quantity_bytes
+from prism_operator.deployment import TEMPLATE_VERSIONS
 from prism_operator.options import OperatorOptions
 from prism_operator.refused import Refused
 from prism_server import __version__
 from prism_server.settings import ServerSettings
 
 OPTIONS = OperatorOptions(allow_host_path=True)
+NEWEST = TEMPLATE_VERSIONS[-1]
 Object = dict[str, Any]
 
 
 def made(spec: Object, kind: str, name: str = "contracts", apis: frozenset[str] = OPTIONAL_APIS) -> list[Object]:
-    objects = children(deployment(spec, name), OPTIONS, 1, apis)
+    objects = children(deployment(spec, name), OPTIONS, NEWEST, apis)
     return [body for body in objects if body["kind"] == kind]
 
 
@@ -43,11 +45,11 @@ def container(spec: Object) -> Object:
 def test_the_same_spec_makes_the_same_objects_and_is_not_changed(name: str) -> None:
     who = deployment(SPECS[name])
     before = copy.deepcopy(who)
-    first = children(who, OPTIONS, 1, OPTIONAL_APIS)
+    first = children(who, OPTIONS, NEWEST, OPTIONAL_APIS)
     kept = copy.deepcopy(first)
     for body in first:
         body["metadata"]["labels"]["spoiled"] = "by the caller"
-    assert children(who, OPTIONS, 1, OPTIONAL_APIS) == kept
+    assert children(who, OPTIONS, NEWEST, OPTIONAL_APIS) == kept
     assert who == before
 
 
@@ -76,7 +78,9 @@ def test_no_pod_template_depends_on_what_stands_beside_the_pods(name: str, chang
 def test_neither_the_clusters_apis_nor_generation_reach_a_pod_template(name: str) -> None:
     who = deployment(SPECS[name])
     later = replace(who, generation=9, annotations={"a": "b"}, labels={"c": "d"})
-    with_apis, without = (children(d, OPTIONS, 1, apis) for d, apis in ((who, OPTIONAL_APIS), (later, frozenset())))
+    with_apis, without = (
+        children(d, OPTIONS, NEWEST, apis) for d, apis in ((who, OPTIONAL_APIS), (later, frozenset()))
+    )
     pods = ("StatefulSet", "Deployment", "Job")
     pick = [[body for body in made if body["kind"] in pods] for made in (with_apis, without)]
     assert pick[0] == pick[1]
@@ -84,14 +88,14 @@ def test_neither_the_clusters_apis_nor_generation_reach_a_pod_template(name: str
 
 @pytest.mark.parametrize("name", SPECS)
 def test_every_child_is_owned_without_blocking_and_has_no_finalizer(name: str) -> None:
-    for body in children(deployment(SPECS[name], uid="u-7"), OPTIONS, 1, OPTIONAL_APIS):
+    for body in children(deployment(SPECS[name], uid="u-7"), OPTIONS, NEWEST, OPTIONAL_APIS):
         [owner] = body["metadata"]["ownerReferences"]
         assert (owner["uid"], owner["controller"], owner["blockOwnerDeletion"]) == ("u-7", True, False)
         assert "finalizers" not in body["metadata"]
         assert body["metadata"]["namespace"] == "team"
 
 
-@pytest.mark.parametrize("version", [0, 2, 99])
+@pytest.mark.parametrize("version", [0, NEWEST + 1, 99])
 def test_an_unknown_template_version_is_refused(version: int) -> None:
     with pytest.raises(Refused, match="templateVersion") as refused:
         children(deployment(DEMO), OPTIONS, version)
@@ -100,13 +104,13 @@ def test_an_unknown_template_version_is_refused(version: int) -> None:
 
 def test_host_path_is_refused_where_the_operator_does_not_allow_it() -> None:
     with pytest.raises(Refused, match="allowHostPath") as refused:
-        children(deployment(SPECS["host_path_no_policies"]), OperatorOptions(), 1)
+        children(deployment(SPECS["host_path_no_policies"]), OperatorOptions(), NEWEST)
     assert refused.value.reason == "HostPathNotAllowed"
 
 
 @pytest.mark.parametrize("name", ["a", "a" * 253, "a.b.c", "9lives", "x-engine", f"{'b' * 40}.{'c' * 60}", "a" * 45])
 def test_every_name_and_label_fits_and_is_a_dns_label(name: str) -> None:
-    for body in children(deployment(merged(HUB, {}), name), OPTIONS, 1, OPTIONAL_APIS):
+    for body in children(deployment(merged(HUB, {}), name), OPTIONS, NEWEST, OPTIONAL_APIS):
         limit = 52 if body["kind"] == "StatefulSet" else 63
         given = body["metadata"]["name"]
         assert len(given) <= limit
@@ -120,7 +124,7 @@ def test_deployments_whose_names_are_alike_share_no_child() -> None:
     given = [
         (body["kind"], body["metadata"]["name"])
         for name in alike
-        for body in children(deployment(HUB, name), OPTIONS, 1, OPTIONAL_APIS)
+        for body in children(deployment(HUB, name), OPTIONS, NEWEST, OPTIONAL_APIS)
     ]
     assert len(set(given)) == len(given)
 
@@ -151,7 +155,7 @@ def test_fixed_pages_become_exactly_their_bytes() -> None:
 def test_fixed_pages_of_an_unknown_model_are_refused() -> None:
     spec = {"model": {"source": {"pvc": {"claimName": "mine"}}}, "kv": {"pages": 100}}
     with pytest.raises(Refused, match=r"model\.shape"):
-        children(deployment(spec), OPTIONS, 1)
+        children(deployment(spec), OPTIONS, NEWEST)
 
 
 @pytest.mark.parametrize(
@@ -168,7 +172,7 @@ def test_fixed_pages_of_an_unknown_model_are_refused() -> None:
 )
 def test_a_wrong_override_is_refused_with_its_place(overrides: Object, says: str) -> None:
     with pytest.raises(Refused, match=says) as refused:
-        children(deployment(merged(DEMO, {"engine": {"overrides": overrides}})), OPTIONS, 1)
+        children(deployment(merged(DEMO, {"engine": {"overrides": overrides}})), OPTIONS, NEWEST)
     assert refused.value.reason == "InvalidSettings"
 
 
@@ -270,8 +274,8 @@ def test_another_revision_is_another_job_and_another_directory() -> None:
 def test_a_missing_optional_api_costs_its_child_only() -> None:
     spec = merged(DEMO, {"autoscaling": {"kind": "KEDA"}})
     assert missing_apis(deployment(spec), frozenset()) == ["keda.sh/v1alpha1"]
-    everything = {body["kind"] for body in children(deployment(spec), OPTIONS, 1, OPTIONAL_APIS)}
-    fewer = {body["kind"] for body in children(deployment(spec), OPTIONS, 1)}
+    everything = {body["kind"] for body in children(deployment(spec), OPTIONS, NEWEST, OPTIONAL_APIS)}
+    fewer = {body["kind"] for body in children(deployment(spec), OPTIONS, NEWEST)}
     assert everything - fewer == {"ScaledObject", "PodMonitor"}
     pool = merged(DEMO, {"gateway": {"inferencePool": {"endpointPickerRef": {"name": "picker"}}}})
     assert missing_apis(deployment(pool), frozenset()) == ["inference.networking.k8s.io/v1"]
@@ -301,9 +305,10 @@ def test_the_loader_reaches_names_and_the_peers_that_are_named_else_the_hubs_por
     assert egress(merged(HUB, {"networkPolicy": {"loaderEgressTo": [proxy]}})) == [names, {"to": [proxy]}]
 
 
-def test_an_operator_upgrade_alone_changes_no_pod_template() -> None:
+@pytest.mark.parametrize("made_with", TEMPLATE_VERSIONS)
+def test_an_operator_upgrade_alone_changes_no_pod_template(made_with: int) -> None:
     who = deployment(HUB)
-    [live] = made(HUB, "StatefulSet")
+    [live] = [body for body in children(who, OPTIONS, made_with) if body["kind"] == "StatefulSet"]
     newer = replace(OPTIONS, engine_image="prism-server:9.9.9", cpu_image="prism-server-cpu:9.9.9")
     options, version = versions.ENGINE.pinned(who, newer, live)
     [kept] = [body for body in children(who, options, version) if body["kind"] == "StatefulSet"]
@@ -312,11 +317,12 @@ def test_an_operator_upgrade_alone_changes_no_pod_template() -> None:
     assert versions.ENGINE.pinned(scaled, newer, live) == (options, version)
 
 
-def test_a_changed_spec_gets_the_new_default_image() -> None:
-    [live] = made(HUB, "StatefulSet")
+def test_a_changed_spec_gets_the_new_default_image_and_the_newest_template_unless_it_says_another() -> None:
+    [live] = [body for body in children(deployment(HUB), OPTIONS, 1) if body["kind"] == "StatefulSet"]
     newer = replace(OPTIONS, engine_image="prism-server:9.9.9")
-    changed = deployment(merged(HUB, {"engine": {"maxContextTokens": 4096}}))
-    assert versions.ENGINE.pinned(changed, newer, live)[0] == newer
+    change = merged(HUB, {"engine": {"maxContextTokens": 4096}})
+    assert versions.ENGINE.pinned(deployment(change), newer, live) == (newer, NEWEST)
+    assert versions.ENGINE.pinned(deployment(merged(change, {"templateVersion": 1})), newer, live) == (newer, 1)
     assert versions.ENGINE.pinned(deployment(HUB), newer, None)[0] == newer
 
 

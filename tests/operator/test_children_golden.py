@@ -108,6 +108,20 @@ SPECS: dict[str, dict[str, Any]] = {
             "gpu": {"sharing": "time-slicing", "memory": "20Gi"},
         },
     ),
+    "clips_and_links": merged(
+        HUB,
+        {
+            "media": {
+                "video": {"maxTokens": 24576},
+                "links": {
+                    "hosts": ["media.example.org", "*.cdn.example.org"],
+                    "ports": [9000, 443],
+                    "privateNetworks": ["10.8.0.0/16", "fd00:8::/64"],
+                    "timeoutSeconds": 20,
+                },
+            }
+        },
+    ),
 }
 
 

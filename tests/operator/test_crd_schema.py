@@ -101,7 +101,15 @@ def without_empty_factories(value: Any, schema: Schema) -> Any:
 
 
 @pytest.mark.parametrize(
-    "path", ["engine.requestTimeoutSeconds", "drain.streamSeconds", "gpu.sharing", "operatorClass"]
+    "path",
+    [
+        "engine.requestTimeoutSeconds",
+        "engine.maxContextTokens",
+        "drain.streamSeconds",
+        "gpu.sharing",
+        "media.maxItemSize",
+        "operatorClass",
+    ],
 )
 def test_fields_that_rules_read_are_there_in_every_stored_spec(path: str) -> None:
     value = with_defaults(SPEC, DEMO)
@@ -111,7 +119,7 @@ def test_fields_that_rules_read_are_there_in_every_stored_spec(path: str) -> Non
 
 def test_rules_have_messages_and_stand_where_they_are_meant_to() -> None:
     rules = {path: node["x-kubernetes-validations"] for path, node in ALL_NODES if "x-kubernetes-validations" in node}
-    assert rules.keys() == {"spec", "spec.model.source", HUB, "spec.autoscaling"}
+    assert rules.keys() == {"spec", "spec.model.source", HUB, "spec.autoscaling", "spec.media.links"}
     for at_path in rules.values():
         for rule in at_path:
             assert rule.keys() == {"rule", "message"}
@@ -172,6 +180,10 @@ GOOD_TEXT = {
     "cacheSize": "512Mi",
     "endpoint": "http://hub.local:8080",
     "repository": "Qwen/Qwen3-VL-8B-Instruct",
+    "maxSize": "64Mi",
+    "maxRequestSize": "128Mi",
+    "hosts": "*.example.org",
+    "privateNetworks": "fd00:8::/64",
 }
 
 
@@ -189,7 +201,8 @@ def values(draw: st.DrawFn, schema: Schema, name: str = "") -> Any:
             good = GOOD_TEXT.get(name) or ("/x" if schema.get("pattern", "").startswith("^(/") else "x")
             return draw(st.sampled_from([good, schema.get("default", good)]))
         case "array":
-            return draw(st.lists(values(schema["items"]), max_size=2))
+            least = schema.get("minItems", 0)
+            return draw(st.lists(values(schema["items"], name), min_size=least, max_size=max(least, 2)))
     if is_open(schema):
         return draw(st.dictionaries(st.sampled_from(["a", "b"]), st.integers(), max_size=2))
     if "additionalProperties" in schema:

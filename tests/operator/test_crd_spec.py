@@ -99,6 +99,15 @@ BAD: list[tuple[str, dict[str, Any]]] = [
     ("a list of tolerations that never ends", {"model": DEMO, "podTemplate": {"tolerations": [{}] * 33}}),
     ("a label longer than labels are", {"model": DEMO, "podTemplate": {"labels": {"a": "x" * 64}}}),
     ("a peer that is text", {"model": DEMO, "networkPolicy": {"ingressFrom": ["everyone"]}}),
+    ("links to nowhere", {"model": DEMO, "media": {"links": {}}}),
+    ("links without a host", {"model": DEMO, "media": {"links": {"hosts": []}}}),
+    ("a host that is a link", {"model": DEMO, "media": {"links": {"hosts": ["https://example.org"]}}}),
+    ("a star within a host", {"model": DEMO, "media": {"links": {"hosts": ["cdn.*.org"]}}}),
+    (
+        "an address that is no network",
+        {"model": DEMO, "media": {"links": {"hosts": ["*"], "privateNetworks": ["::1"]}}},
+    ),
+    ("a clip without an end", {"model": DEMO, "media": {"video": {"maxSeconds": 0}}}),
     ("a port out of range", {"model": DEMO, "service": {"port": 70000}}),
     ("a monitor that is neither on nor off", {"model": DEMO, "monitoring": {"podMonitor": "yes"}}),
 ]
@@ -120,6 +129,21 @@ def test_a_model_without_exactly_one_source_is_refused_even_where_no_rule_was_in
 def test_an_autoscaler_whose_least_is_above_its_most_is_refused_even_where_no_rule_was_installed() -> None:
     with pytest.raises(ValidationError, match="minReplicas must not be above"):
         PrismDeploymentSpec.parse({"model": DEMO, "autoscaling": {"minReplicas": 3, "maxReplicas": 2}})
+
+
+@pytest.mark.parametrize("network", ["10.8.0.1/16", "10.8.0.0/33", "1.2.3/8", "::/129"])
+def test_a_network_that_is_none_is_refused_by_the_models_where_the_schema_sees_none_of_it(network: str) -> None:
+    spec = {"model": DEMO, "media": {"links": {"hosts": ["*"], "privateNetworks": [network]}}}
+    assert faults(SPEC, spec) == []
+    with pytest.raises(ValidationError, match="privateNetworks"):
+        PrismDeploymentSpec.parse(spec)
+
+
+@pytest.mark.parametrize("host", ["example.org", "*.example.org", "*", "store_1.media.svc", "192.0.2.1", "2001:db8::1"])
+def test_every_host_that_the_engine_takes_can_be_said(host: str) -> None:
+    spec = {"model": DEMO, "media": {"links": {"hosts": [host]}}}
+    assert faults(SPEC, spec) == []
+    assert settings_of(PrismDeploymentSpec.parse(spec)).fetch.hosts == (host,)
 
 
 def test_what_kubernetes_checks_itself_passes_through_untouched() -> None:

@@ -173,6 +173,15 @@ def test_fields_that_are_named_exist() -> None:
         assert field in {info.alias for info in model.model_fields.values()}, f"{group}.{field}"
 
 
+def test_parts_of_specs_that_are_shown_are_taken() -> None:
+    groups = {info.alias for info in PrismDeploymentSpec.model_fields.values()}
+    blocks = [yaml.safe_load(text) for text in re.findall(r"^```yaml\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)]
+    shown = [block for block in blocks if groups.issuperset(block)]
+    assert len(shown) >= 6
+    for block in shown:
+        PrismDeploymentSpec.parse({"model": {"source": {"demo": {}}}} | block)
+
+
 def known(part: object) -> bool:
     return hasattr(part, "model_fields")
 

@@ -41,8 +41,17 @@ def test_identity_readiness_and_leaving() -> None:
 
 
 @pytest.mark.parametrize(
+    ("phase", "is_finished"), [("Failed", True), ("Succeeded", True), ("Running", False), ("", False)]
+)
+def test_a_pod_is_finished_when_it_will_never_run_again(phase: str, is_finished: bool) -> None:
+    pod = Pod.from_object(body({"phase": phase, "reason": "Evicted", "message": "the node was low on memory"}))
+    assert pod.is_finished is is_finished
+
+
+@pytest.mark.parametrize(
     ("status", "reason", "message"),
     [
+        ({"phase": "Failed", "reason": "Evicted", "message": "low on memory"}, "Evicted", "low on memory"),
         (
             {"conditions": [{"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "0/1"}]},
             "Unschedulable",

@@ -11,17 +11,18 @@ from deployments import DEMO, HUB, deployment, merged
 from test_children_golden import SPECS
 
 from prism_operator.children import OPTIONAL_APIS, children, config, names, versions
-from prism_operator.deployment import Deployment
+from prism_operator.deployment import TEMPLATE_VERSIONS, Deployment
 from prism_operator.options import OperatorOptions
 from prism_operator.refused import Refused
 from prism_server.router.settings import ROUTER, RouterSettings
 
 OPTIONS = OperatorOptions(allow_host_path=True)
+NEWEST = TEMPLATE_VERSIONS[-1]
 Object = dict[str, Any]
 
 
 def made(spec: Object, kind: str, suffix: str = "router", options: OperatorOptions = OPTIONS) -> Object:
-    objects = children(deployment(spec), options, 1, OPTIONAL_APIS)
+    objects = children(deployment(spec), options, NEWEST, OPTIONAL_APIS)
     name = f"contracts-{suffix}" if suffix else "contracts"
     [found] = [body for body in objects if (body["kind"], body["metadata"]["name"]) == (kind, name)]
     return found
@@ -111,7 +112,7 @@ def test_a_router_may_see_endpoint_slices_of_its_namespace_and_nothing_else() ->
     account = made(DEMO, "ServiceAccount")["metadata"]["name"]
     assert binding["subjects"] == [{"kind": "ServiceAccount", "name": account, "namespace": "team"}]
     assert pod(DEMO)["spec"]["serviceAccountName"] == account
-    assert not [body for body in children(deployment(DEMO), OPTIONS, 1) if body["kind"].startswith("Cluster")]
+    assert not [body for body in children(deployment(DEMO), OPTIONS, NEWEST) if body["kind"].startswith("Cluster")]
 
 
 def test_routers_and_engines_hold_the_same_token() -> None:
@@ -238,7 +239,7 @@ def test_an_operator_upgrade_alone_changes_no_routers_template() -> None:
     who, live = deployment(DEMO), made(DEMO, "Deployment")
     newer = replace(OPTIONS, router_image="prism-router:9.9.9")
     options, version = versions.ROUTER.pinned(who, newer, live)
-    [kept] = [body for body in children(who, options, 1, router_version=version) if body["kind"] == "Deployment"]
+    [kept] = [body for body in children(who, options, NEWEST, router_version=version) if body["kind"] == "Deployment"]
     assert kept == live
 
 
@@ -274,10 +275,18 @@ def test_no_template_changes_without_its_inputs(name: str) -> None:
     assert pod(other) == pod(SPECS[name])
 
 
+@pytest.mark.parametrize("group", [{}, {"replicas": 2}, {"replicas": 7}, {"overrides": {}}, {"podTemplate": {}}])
+def test_taking_the_group_out_of_the_spec_leaves_two_routers_with_the_template_of_the_defaults(group: Object) -> None:
+    said = merged(DEMO, {"router": group})
+    assert made(DEMO, "Deployment")["spec"]["replicas"] == 2
+    assert pod(said) == pod(DEMO)
+    assert versions.ROUTER.inputs(deployment(said)) == versions.ROUTER.inputs(deployment(DEMO))
+
+
 def changed(change: Object) -> Deployment:
     return deployment(merged(HUB, change))
 
 
 def test_an_unknown_template_version_is_refused() -> None:
     with pytest.raises(Refused, match="templateVersion"):
-        children(deployment(DEMO), OPTIONS, 1, router_version=9)
+        children(deployment(DEMO), OPTIONS, NEWEST, router_version=9)

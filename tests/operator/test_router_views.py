@@ -6,13 +6,14 @@ import asyncio
 import json
 import threading
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from typing import Any
 
 import pytest
 
 from prism_operator.admin_client import RouterView, read_router_views
-from prism_operator.pods import Pod
+from prism_operator.pods import Pod, Trouble
 from prism_operator.routers import Routers, RouterViews, routers_of
 from prism_server.router.admin import pods_known
 from prism_server.router.discovery_static import StaticDiscovery
@@ -175,3 +176,21 @@ def test_routers_are_rolled_out_when_all_are_new_and_available(status: dict[str,
     found = routers_of(body, [], None)
     assert (found.replicas, found.is_rolled_out) == (2, is_rolled_out)
     assert routers_of(None, (), None) == Routers()
+
+
+def test_pods_that_may_not_be_made_are_told_of_by_their_deployment() -> None:
+    refusal = {"type": "ReplicaFailure", "status": "True", "reason": "FailedCreate", "message": "exceeded quota"}
+    body: dict[str, Any] = {"metadata": {}, "spec": {"replicas": 2}, "status": {"conditions": [refusal]}}
+    assert routers_of(body, [], None).refusal == Trouble("FailedCreate", "exceeded quota")
+    body["status"]["conditions"] = [refusal | {"status": "False"}]
+    assert routers_of(body, [], None).refusal is None
+
+
+def test_a_router_that_has_ended_for_good_is_told_of_only_while_one_is_missing() -> None:
+    """A ReplicaSet makes another one in its place and leaves what has ended, such as an evicted pod, where it is."""
+    body = {"metadata": {}, "spec": {"replicas": 2}}
+    evicted = replace(router("a", is_ready=False), is_finished=True, trouble=Trouble("Evicted", "the node ran out"))
+    both = [router("b"), router("c")]
+    assert routers_of(body, [evicted, *both], None).pods == both
+    missing = [evicted, router("b"), router("c", is_ready=False)]
+    assert routers_of(body, missing, None).pods == missing

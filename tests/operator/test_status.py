@@ -143,6 +143,16 @@ def test_router_ready_tells_whether_requests_find_routers() -> None:
     assert found(2, router("r-a"), stuck).reason == "RoutersServe"
 
 
+def test_routers_that_may_not_be_made_say_why() -> None:
+    refused = Routers(2, False, [], refusal=Trouble("FailedCreate", "pods are forbidden: exceeded quota"))
+    found = said(snapshot(SERVING, routers=refused))
+    why = "routers: pods are forbidden: exceeded quota"
+    assert found["RouterReady"] == Verdict("RouterReady", "False", "FailedCreate", why)
+    assert found["Stalled"] == Verdict("Stalled", "True", "FailedCreate", why)
+    enough = replace(refused, pods=[router("r-a")])
+    assert reasons(snapshot(SERVING, routers=enough))["RouterReady"] == ("True", "RoutersServe")
+
+
 def test_a_router_that_does_not_come_up_shows_in_stalled_after_engines() -> None:
     stuck = router("r-b", is_ready=False, trouble=Trouble("CrashLoopBackOff", "it ends"))
     routers = replace(ROUTERS, pods=[router("r-a"), stuck])

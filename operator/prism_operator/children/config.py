@@ -9,6 +9,7 @@ from typing import Any
 from prism_operator.children import names
 from prism_operator.children.labels import child
 from prism_operator.children.overrides import Config, Overrides
+from prism_operator.crd.media import LinksSpec
 from prism_operator.crd.quantity import quantity_bytes
 from prism_operator.crd.spec import PrismDeploymentSpec
 from prism_operator.deployment import Deployment
@@ -44,8 +45,20 @@ SPEC_FIELDS = {
     "http.drain_timeout_s": "drain.streamSeconds",
     "http.api_keys_file": "auth.apiKeysSecret",
 }
+OPTIONAL_SPEC_FIELDS = {
+    "media.max_video_tokens": "media.video.maxTokens",
+    "media.max_video_s": "media.video.maxSeconds",
+    "fetch.hosts": "media.links.hosts",
+    "fetch.allow_http": "media.links.allowHttp",
+    "fetch.ports": "media.links.ports",
+    "fetch.private_networks": "media.links.privateNetworks",
+    "fetch.max_bytes": "media.links.maxSize",
+    "fetch.max_request_bytes": "media.links.maxRequestSize",
+    "fetch.total_timeout_s": "media.links.timeoutSeconds",
+    "fetch.cache_bytes": "media.links.cacheSize",
+}
 LISTENER_SETTINGS = frozenset({"http.host", "http.port", "http.admin_host", "http.admin_port", "http.admin_token_file"})
-OVERRIDES = Overrides("engine.overrides", ServerSettings, SPEC_FIELDS, LISTENER_SETTINGS)
+OVERRIDES = Overrides("engine.overrides", ServerSettings, SPEC_FIELDS, LISTENER_SETTINGS, OPTIONAL_SPEC_FIELDS)
 
 
 def is_checked(spec: PrismDeploymentSpec) -> bool:
@@ -135,7 +148,7 @@ def _from_spec(spec: PrismDeploymentSpec) -> Config:
     }
     if spec.auth.api_keys_secret:
         http["api_keys_file"] = names.API_KEYS_DIR
-    return {
+    config: Config = {
         "model": {
             "path": model_path(spec),
             "revision": _model_revision(spec),
@@ -164,6 +177,24 @@ def _from_spec(spec: PrismDeploymentSpec) -> Config:
             "cache_bytes": quantity_bytes(media.cache_size),
         },
         "http": http,
+    }
+    if media.video is not None:
+        config["media"] |= {"max_video_tokens": media.video.max_tokens, "max_video_s": media.video.max_seconds}
+    if media.links is not None:
+        config["fetch"] = _fetch(media.links)
+    return config
+
+
+def _fetch(links: LinksSpec) -> dict[str, Any]:
+    return {
+        "hosts": links.hosts,
+        "allow_http": links.allow_http,
+        "ports": links.ports,
+        "private_networks": links.private_networks,
+        "max_bytes": quantity_bytes(links.max_size),
+        "max_request_bytes": quantity_bytes(links.max_request_size),
+        "total_timeout_s": links.timeout_seconds,
+        "cache_bytes": quantity_bytes(links.cache_size),
     }
 
 

@@ -39,15 +39,16 @@ def pod_template(deployment: Deployment, options: OperatorOptions, template_vers
     annotations = {**asked.annotations, ANNOTATION_TEMPLATE_VERSION: str(template_version)}
     return {
         "metadata": {"labels": {**asked.labels, **labels(deployment, "engine")}, "annotations": annotations},
-        "spec": _pod_spec(deployment, options),
+        "spec": _pod_spec(deployment, options, template_version),
     }
 
 
-def _pod_spec(deployment: Deployment, options: OperatorOptions) -> dict[str, Any]:
+def _pod_spec(deployment: Deployment, options: OperatorOptions, template_version: int) -> dict[str, Any]:
     spec = deployment.spec
     asked = spec.pod_template
     config_name = names.config(deployment, config.config_text(spec))
     volumes = engine_volumes(deployment, config_name)
+    image_reference = spec.image.reference or ENGINE.default_image(deployment, options)
     pod: dict[str, Any] = {
         "serviceAccountName": names.engine(deployment),
         "automountServiceAccountToken": False,
@@ -55,7 +56,7 @@ def _pod_spec(deployment: Deployment, options: OperatorOptions) -> dict[str, Any
         "terminationGracePeriodSeconds": engine_grace_s(spec),
         "securityContext": pod_security(),
         "topologySpreadConstraints": spread(deployment, "engine"),
-        "containers": [_container(spec, spec.image.reference or ENGINE.default_image(deployment, options), volumes)],
+        "containers": [_container(spec, image_reference, engine_resources(spec, template_version), volumes)],
         "volumes": [volume.volume for volume in volumes],
     }
     passed_through = {
@@ -69,7 +70,9 @@ def _pod_spec(deployment: Deployment, options: OperatorOptions) -> dict[str, Any
     return pod | {key: value for key, value in passed_through.items() if value}
 
 
-def _container(spec: PrismDeploymentSpec, image_reference: str, volumes: list[Volume]) -> dict[str, Any]:
+def _container(
+    spec: PrismDeploymentSpec, image_reference: str, resources: dict[str, Any], volumes: list[Volume]
+) -> dict[str, Any]:
     return {
         "name": names.CONTAINER,
         "image": image_reference,
@@ -81,7 +84,7 @@ def _container(spec: PrismDeploymentSpec, image_reference: str, volumes: list[Vo
             {"name": "api", "containerPort": names.API_PORT, "protocol": "TCP"},
             {"name": "admin", "containerPort": names.ADMIN_PORT, "protocol": "TCP"},
         ],
-        "resources": engine_resources(spec),
+        "resources": resources,
         "securityContext": container_security(_has_read_only_root(spec)),
         "terminationMessagePolicy": "FallbackToLogsOnError",
         "volumeMounts": [volume.mount for volume in volumes],

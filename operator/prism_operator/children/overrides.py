@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
@@ -28,6 +29,9 @@ class Overrides(Generic[Settings]):
     grace follow the spec."""
     fixed: frozenset[str]
     """Settings that ports, probes and policies of the pod depend on."""
+    optional_fields: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    """Settings whose field of the spec may be absent. Overrides may say them where it is: that is how they were said
+    before there were such fields."""
 
     def merged(self, config: Config, overrides: Mapping[str, Any]) -> Config:
         """`config` with the overrides. Raises Refused (`InvalidSettings`) for one that is not theirs to say."""
@@ -37,7 +41,7 @@ class Overrides(Generic[Settings]):
                 raise Refused("InvalidSettings", f"{self.field}.{group} must be an object of options")
             into = merged.setdefault(group, {})
             for option, value in values.items():
-                self._check_free(f"{group}.{option}")
+                self._check_free(f"{group}.{option}", is_said=option in config.get(group, ()))
                 into[option] = value
         return merged
 
@@ -52,9 +56,10 @@ class Overrides(Generic[Settings]):
         except ValidationError as invalid:
             raise Refused("InvalidSettings", "; ".join(map(self._problem, invalid.errors()))) from None
 
-    def _check_free(self, path: str) -> None:
-        if path in self.spec_fields:
-            raise Refused("InvalidSettings", f"{self.field}.{path}: set spec.{self.spec_fields[path]} instead")
+    def _check_free(self, path: str, is_said: bool) -> None:
+        field = self.spec_fields.get(path) or (self.optional_fields.get(path) if is_said else None)
+        if field is not None:
+            raise Refused("InvalidSettings", f"{self.field}.{path}: set spec.{field} instead")
         if path in self.fixed:
             raise Refused("InvalidSettings", f"{self.field}.{path}: the pod's ports and probes depend on it")
 
@@ -63,8 +68,13 @@ class Overrides(Generic[Settings]):
         if error["type"] == "extra_forbidden":
             return f"{self.field}.{path}: no such option; there are {', '.join(self._options(error['loc'][:-1]))}"
         reason = error["msg"].removeprefix("Value error, ").replace("Input should be", "must be")
-        where = self.spec_fields.get(path) or (f"{self.field}.{path}" if path else self.field)
-        return f"{where}: {reason}"
+        return f"{self._where(path)}: {reason}"
+
+    def _where(self, path: str) -> str:
+        """A setting in the words of the spec. An optional field and an override of the same name are both named."""
+        override = f"{self.field}.{path}" if path else self.field
+        optional = self.optional_fields.get(path)
+        return self.spec_fields.get(path) or (f"{optional} or {override}" if optional else override)
 
     def _options(self, group: tuple[int | str, ...]) -> list[str]:
         """Names on the level of an unknown one: groups, or the options of a group."""

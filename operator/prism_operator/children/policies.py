@@ -7,19 +7,25 @@ from urllib.parse import urlsplit
 
 from prism_operator.children import names
 from prism_operator.children.labels import Component, child, selector
+from prism_operator.crd.media import LinksSpec
 from prism_operator.deployment import LABEL_COMPONENT, Deployment
 from prism_operator.options import OperatorOptions
 
 DNS_PORTS = (53, 5353)
 """Policies see the pod's port, not the Service's; some distributions run their resolvers on 5353."""
+PUBLIC_NETWORKS = {
+    "0.0.0.0/0": ("10.0.0.0/8", "100.64.0.0/10", "169.254.0.0/16", "172.16.0.0/12", "192.168.0.0/16"),
+    "::/0": ("fc00::/7", "fe80::/10"),
+}
+"""Everything, and what of it is private, shared or link-local: pods, Services and metadata servers are there."""
 
 Rule = dict[str, Any]
 
 
 def engine_policy(deployment: Deployment, options: OperatorOptions) -> dict[str, Any]:
     """`api` from the routers and the operator, and from users where a gateway leads them past the routers. `admin` from
-    routers, the operator and `metricsFrom`. Out: names, and `egressTo`. The kubelet's probes are the node's own and
-    pass any policy.
+    routers, the operator and `metricsFrom`. Out: names, and `egressTo`, or without it what links need. The kubelet's
+    probes are the node's own and pass any policy.
     """
     policy = deployment.spec.network_policy
     routers = _pods_peer(deployment, "router")
@@ -32,7 +38,16 @@ def engine_policy(deployment: Deployment, options: OperatorOptions) -> dict[str,
     egress: list[Rule] = [_dns()]
     if policy.egress_to:
         egress.append({"to": list(policy.egress_to)})
+    elif deployment.spec.media.links is not None:
+        egress.append(_to_links(deployment.spec.media.links))
     return _policy(deployment, names.engine(deployment), "engine", ingress, egress)
+
+
+def _to_links(links: LinksSpec) -> Rule:
+    """A policy knows no names of hosts: any public address, on the links' ports. The engine looks at hosts itself."""
+    blocks = [{"cidr": cidr, "except": list(closed)} for cidr, closed in PUBLIC_NETWORKS.items()]
+    blocks += [{"cidr": cidr} for cidr in links.private_networks]
+    return {"ports": [_port(port) for port in links.open_ports], "to": [{"ipBlock": block} for block in blocks]}
 
 
 def router_policy(deployment: Deployment, options: OperatorOptions) -> dict[str, Any]:

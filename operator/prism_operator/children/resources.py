@@ -4,23 +4,16 @@ from __future__ import annotations
 
 from typing import Any
 
+from prism_operator.children.memory import engine_memory_bytes, shared_memory_bytes
 from prism_operator.crd.quantity import quantity_bytes
 from prism_operator.crd.spec import PrismDeploymentSpec
 from prism_operator.refused import Refused
 
-PROCESS_BYTES = 1 << 30
-"""Asked for beside the host tier when the spec says nothing: the interpreter, torch and the pictures in work."""
 ROUTER_BYTES = 256 << 20
 """Asked for when the spec says nothing: the interpreter, the index of what caches hold, and some bodies under way."""
-SHARED_MEMORY_BYTES = 1 << 30
-"""`/dev/shm` for the ranks of tensor parallelism; Kubernetes gives 64 MiB, in which NCCL does not start."""
 
 
-def shared_memory_bytes(spec: PrismDeploymentSpec) -> int:
-    return SHARED_MEMORY_BYTES if spec.engine.tensor_parallel > 1 else 0
-
-
-def engine_resources(spec: PrismDeploymentSpec) -> dict[str, Any]:
+def engine_resources(spec: PrismDeploymentSpec, template_version: int) -> dict[str, Any]:
     """`podTemplate.resources` as they are, with the cards, and a memory request where it names none.
 
     `/dev/shm` counts against the container's memory limit, so it is added to the memory that the spec gives. On
@@ -33,7 +26,7 @@ def engine_resources(spec: PrismDeploymentSpec) -> dict[str, Any]:
         if "memory" in part and shared:
             part["memory"] = _mebibytes(_memory_bytes(part["memory"], "podTemplate") + shared)
     if "memory" not in requests and "memory" not in limits:
-        requests["memory"] = _mebibytes(PROCESS_BYTES + quantity_bytes(spec.kv.host_memory) + shared)
+        requests["memory"] = _mebibytes(engine_memory_bytes(spec, template_version))
     if spec.engine.device != "cpu":
         limits[spec.gpu.resource_name] = str(spec.engine.tensor_parallel)
         requests.pop(spec.gpu.resource_name, None)

@@ -53,8 +53,8 @@ def _pod_spec(deployment: Deployment, options: OperatorOptions) -> dict[str, Any
         "serviceAccountName": names.router(deployment),
         "automountServiceAccountToken": True,
         "enableServiceLinks": False,
-        # the first process of a namespace does not hear SIGTERM before it has a handler: told to go while it starts, a
-        # router would stay for all of its grace
+        # the first process of a namespace does not hear SIGTERM before it has a handler: told to go in its first
+        # moment, while Python itself starts, a router would stay for all of its grace
         "shareProcessNamespace": True,
         "terminationGracePeriodSeconds": router_grace_s(deployment.spec),
         "securityContext": pod_security(),

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from prism_operator.children import names
-from prism_operator.children.resources import shared_memory_bytes
+from prism_operator.children.memory import shared_memory_bytes
 from prism_operator.crd.spec import PrismDeploymentSpec
 from prism_operator.deployment import Deployment
 

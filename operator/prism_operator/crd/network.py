@@ -23,7 +23,11 @@ class NetworkPolicySpec(Model):
         default_factory=list, description="who may ask; empty: the cluster, and everyone if service.type opens it"
     )
     metrics_from: Peers = Field(default_factory=list, description="who may read metrics, beside the operator")
-    egress_to: Peers = Field(default_factory=list, description="what engines may reach, beside DNS; empty: nothing")
+    egress_to: Peers = Field(
+        default_factory=list,
+        description="what engines may reach, beside DNS; empty: nothing, or with media.links every public address on"
+        " their ports, and their privateNetworks",
+    )
     loader_egress_to: Peers = Field(
         default_factory=list,
         description="what the loader may reach, beside DNS; empty: any address, on port 443 and that of its endpoint",

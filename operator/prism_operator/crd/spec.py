@@ -7,6 +7,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field, model_validator
 
 from prism_operator.crd.base import ImageReference, Model, Name, Open, Quantity
+from prism_operator.crd.media import MediaSpec
 from prism_operator.crd.network import GatewaySpec, MonitoringSpec, NetworkPolicySpec, ServiceSpec
 from prism_operator.crd.pods import PodTemplateSpec, RouterPodTemplateSpec
 from prism_operator.crd.sources import ModelSource
@@ -95,17 +96,6 @@ class KVSpec(Model):
     host_memory: Quantity = Field(default="0", description="host memory for cold prefixes")
 
 
-class MediaSpec(Model):
-    """Limits of pictures in requests."""
-
-    max_items: Annotated[int, Field(ge=0, le=4096)] = Field(default=64, description="pictures in one request")
-    max_item_size: Quantity = Field(default="64Mi", description="encoded bytes of one picture")
-    max_image_tokens: Annotated[int, Field(ge=16, le=16384)] = Field(
-        default=4096, description="larger pictures are scaled down to it"
-    )
-    cache_size: Quantity = Field(default="1Gi", description="decoded pictures kept in host memory")
-
-
 class AutoscalingSpec(Model):
     """Scales `spec.replicas` through the scale subresource; leave `replicas` out of what you apply."""
 
@@ -174,6 +164,14 @@ class PrismDeploymentSpec(Model):
         (
             "self.engine.requestTimeoutSeconds <= self.drain.streamSeconds",
             "drain.streamSeconds must hold the longest request: at least engine.requestTimeoutSeconds",
+        ),
+        (
+            "!has(self.media.links) || self.media.links.timeoutSeconds <= self.engine.requestTimeoutSeconds",
+            "media.links.timeoutSeconds must be within a request: at most engine.requestTimeoutSeconds",
+        ),
+        (
+            "!has(self.media.video) || self.media.video.maxTokens < self.engine.maxContextTokens",
+            "media.video.maxTokens must leave room for a question: below engine.maxContextTokens",
         ),
         (
             "has(self.operatorClass) == has(oldSelf.operatorClass)"
