@@ -17,7 +17,8 @@ PAGE = Slot(256, 320)
 WATCH_ANSWER = """() => {
     window.lengths = [];
     const look = () => window.lengths.push(document.querySelector(".answer")?.textContent.length ?? 0);
-    new MutationObserver(look).observe(document.querySelector("#entries"), { childList: true, subtree: true });
+    const all = { childList: true, characterData: true, subtree: true };
+    new MutationObserver(look).observe(document.querySelector("#entries"), all);
 }"""
 
 

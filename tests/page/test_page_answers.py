@@ -31,6 +31,13 @@ DONE = {
     "prism": COST | {"prefilled_text_tokens": 10, "timings": TIMINGS},
 }
 
+DROP_FILM = """bytes => {
+    const piece = new Blob([new Uint8Array(bytes / 10)]);
+    const carried = new DataTransfer();
+    carried.items.add(new File(Array(10).fill(piece), "film.mp4", { type: "video/mp4" }));
+    dispatchEvent(new DragEvent("drop", { bubbles: true, cancelable: true, dataTransfer: carried }));
+}"""
+
 
 def event(name: str, data: Any) -> str:
     return f"event: {name}\ndata: {json.dumps(data)}\n\n"
@@ -140,6 +147,66 @@ def test_escape_stops_a_question(open_page: OpenPage) -> None:
     expect(page.get_by_role("button", name="Ask")).to_be_visible()
 
 
+def test_a_stopped_question_is_no_error_and_a_phone_stops_it_at_the_answer(open_page: OpenPage) -> None:
+    page = open_page(viewport={"width": 360, "height": 720}, is_mobile=True, has_touch=True)
+    page.route(GENERATE, lambda route: None)
+    page.get_by_label("Question", exact=True).fill("Are you there?")
+    page.keyboard.press("Enter")
+    page.locator(".entry").get_by_role("button", name="Stop").tap()
+    entry = finished(page, 1)
+    expect(entry).to_have_class("entry is-stopped")
+    expect(entry.get_by_role("alert")).to_have_count(0)
+    expect(page.get_by_role("button", name="Stop")).to_have_count(0)
+    assert page.evaluate("document.activeElement.id") == "ask", "the focus must not fall out of the page"
+
+
+def test_a_long_answer_scrolls_in_itself_and_is_shown_to_its_end(open_page: OpenPage) -> None:
+    page = open_page()
+    words = "a long answer goes on " * 200
+    end = event("done", DONE | {"samples": [{"sample": 0, "finish_reason": "length"}]})
+    answer_with(page, "".join(map(token, words.split(" "))) + end)
+    entry = ask(page, "Why?")
+    expect(entry.locator(".cut")).to_be_in_viewport()
+    expect(entry.locator(".bars")).to_be_in_viewport()
+    answer = entry.locator(".answer")
+    assert answer.evaluate("node => node.scrollTop > 0 && node.scrollTop + node.clientHeight >= node.scrollHeight - 1")
+    assert answer.evaluate("node => node.tabIndex") == 0, "a keyboard scrolls it"
+
+
+def test_the_next_question_replaces_the_last_one_without_erasing_it_first(open_page: OpenPage) -> None:
+    page = open_page()
+    asked = answer_with(page, event("done", DONE))
+    ask(page, "First?")
+    page.keyboard.type("Second?")
+    page.keyboard.press("Enter")
+    finished(page, 2)
+    assert [body["messages"][0]["content"][-1]["text"] for body in asked] == ["First?", "Second?"]
+
+
+def test_a_file_that_the_browser_cannot_show_is_named_by_its_kind(open_page: OpenPage) -> None:
+    page = open_page()
+    drop(page, carried("broken.png", b"no picture"), carried("film.mkv", b"no film", "video/x-matroska"))
+    expect(page.locator(".tile .placard")).to_have_text(["PNG", "MKV"])
+    entry = ask(page, "What is it?")
+    expect(entry.locator(".strip .placard")).to_have_text(["PNG", "MKV"])
+    expect(entry.locator(".verdict")).to_contain_text("broken.png: ")
+
+
+def test_files_that_are_too_large_are_refused_with_their_size(open_page: OpenPage) -> None:
+    page = open_page()
+    error = {"message": "the body is too large", "type": "invalid_request_error", "param": None, "code": None}
+    asked = answer_with(page, json.dumps({"error": error}), 413)
+    drop(page, carried("large.png", bytes(3_000_000)))
+    said = ask(page, "Does it fit?").locator(".verdict")
+    expect(said).to_have_text("All files together have 3 MB: the body is too large.")
+    page.evaluate(DROP_FILM, 260_000_000)
+    expect(page.locator(".tile")).to_have_count(2)
+    expect(ask(page, "And now?").locator(".verdict")).to_have_text(
+        "All files together have 263 MB, more than a browser can send at once."
+    )
+    assert len(asked) == 1, "the second was not sent"
+
+
 @pytest.fixture(scope="module")
 def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     keys: Path = tmp_path_factory.mktemp("keys") / "keys"
@@ -185,3 +252,13 @@ def test_a_server_that_cannot_be_reached_is_looked_for_again(browser: Browser, o
     expect(page.locator("#model")).to_have_attribute("data-state", "away")
     page.unroute("**/v1/models")
     expect(page.locator("#model")).to_have_attribute("data-state", "ready")
+
+
+def test_a_server_that_has_gone_is_noticed_by_the_question_that_it_does_not_answer(open_page: OpenPage) -> None:
+    page = open_page()
+    expect(page.locator("#model")).to_have_attribute("data-state", "ready")
+    page.route("**/v1/*", lambda route: route.abort())
+    expect(ask(page, "Still there?").locator(".verdict")).to_contain_text("cannot be reached")
+    expect(page.locator("#model")).to_have_text("No answer from the server")
+    page.unroute("**/v1/*")
+    expect(page.locator("#model")).to_have_text("demo")

@@ -5,10 +5,12 @@ import { byId } from "./dom.js";
 import { showGallery, suggest } from "./gallery.js";
 import { askForKey } from "./keys.js";
 import { Ledger } from "./ledger.js";
-import { messagesOf } from "./media.js";
+import { bytesOf, megabytes, messagesOf } from "./media.js";
 import { Tray } from "./tray.js";
 
 const UNAUTHORIZED = 401;
+const TOO_LARGE = 413;
+const AWAY = [0, 503];
 const LOOK_AGAIN_MS = 2000;
 const PART = /^messages\[0\]\.content\[(\d+)\]/;
 
@@ -17,12 +19,14 @@ const tray = new Tray((isExample) => {
   if (!isExample) suggest([]);
 });
 let running = null; // the AbortController of the question under way
+let nextLook = 0;
 
 async function ask(question) {
   const text = question.trim();
   if (!text || running) return byId("question").focus();
   const media = [...tray.media];
-  const entry = ledger.open(text, media);
+  const entry = ledger.open(text, media, () => running?.abort());
+  makeWay();
   bringIntoView(entry.node);
   setRunning(new AbortController());
   say("Asked.");
@@ -34,9 +38,18 @@ async function ask(question) {
   } catch (error) {
     if (error.name === "AbortError") entry.stop();
     else entry.fail(wordsOf(error, media));
+    if (AWAY.includes(error.status)) lookForModel();
   } finally {
     setRunning(null);
   }
+}
+
+/** So that the next question can be typed at once; on a phone the keyboard goes, to uncover the answer. */
+function makeWay() {
+  const question = byId("question");
+  if (document.activeElement !== question) return;
+  if (matchMedia("(hover: hover)").matches) question.select();
+  else question.blur();
 }
 
 /** To the top of a phone, where answers stand below the question; beside it they are nearly always in view. */
@@ -65,9 +78,10 @@ async function stream(entry, messages, signal) {
 /** What went wrong, with the file that it is about. */
 function wordsOf(error, media) {
   const index = PART.exec(error.param ?? "")?.[1];
-  const about = index !== undefined && media[index] ? `${media[index].name}: ` : "";
-  const again = error.retryAfterS ? ` Try again in ${error.retryAfterS} s.` : "";
+  const all = error.status === TOO_LARGE ? `All files together have ${megabytes(bytesOf(media))}: ` : "";
+  const about = index !== undefined && media[index] ? `${media[index].name}: ` : all;
   if (!(error instanceof Refused)) console.error(error);
+  const again = error.retryAfterS ? ` Try again in ${error.retryAfterS} s.` : "";
   return about + error.message + (error.message.endsWith(".") ? "" : ".") + again;
 }
 
@@ -83,12 +97,13 @@ const say = (text) => {
 
 /** Shows which model answers here; looks again while none does. */
 async function lookForModel() {
+  clearTimeout(nextLook);
   try {
     showModel("ready", await modelName());
   } catch (error) {
     if (error.status === UNAUTHORIZED) return lock();
-    showModel("away", error.message);
-    setTimeout(lookForModel, LOOK_AGAIN_MS);
+    showModel("away", error.status ? error.message : "No answer from the server");
+    nextLook = setTimeout(lookForModel, LOOK_AGAIN_MS);
   }
 }
 

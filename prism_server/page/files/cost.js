@@ -47,7 +47,7 @@ export function verdictOf(cost, media, noun, hasAskedBefore) {
   if (!total) return { isSpared: false, sentence: `Text only: ${text} prefilled.` };
   const { decoded_items: decoded, encoded_items: encoded, prefilled_media_tokens: tokens } = cost;
   if (!decoded && !encoded && !tokens) {
-    const when = hasAskedBefore ? "This time" : "The server knew them already:";
+    const when = hasAskedBefore ? "This time" : `The server knew ${total === 1 ? "it" : "them"} already:`;
     const were = cost.prefilled_text_tokens === 1 ? "was" : "were";
     const sentence = `${when} no ${noun} was decoded, encoded or prefilled. Only ${text} of text ${were}.`;
     return { isSpared: true, sentence };

@@ -8,7 +8,7 @@ const KEPT = "It is kept in this tab only, until the tab is closed.";
 /** Shows the dialog; whether a key was given. */
 export function askForKey(reason = "") {
   const dialog = byId("key-dialog");
-  byId("key-reason").textContent = reason ? `${reason} ${KEPT}` : KEPT;
+  byId("key-reason").textContent = reason || KEPT;
   byId("key-value").value = "";
   dialog.returnValue = "";
   dialog.showModal();

@@ -6,6 +6,7 @@ import { nounOf } from "./media.js";
 import { preview } from "./tray.js";
 
 const MOST_THUMBNAILS = 10;
+const LONG_CHARACTERS = 240; // of an answer that is set as a text, not as a headline
 const STAGES = [
   ["queue", "Waiting"],
   ["decode", "Decode"],
@@ -18,9 +19,9 @@ const STAGES = [
 export class Ledger {
   #entries = [];
 
-  /** A new entry on top. */
-  open(question, media) {
-    const entry = new Entry(this.#entries.length + 1, question, media);
+  /** A new entry on top. `stop()` ends its answer early. */
+  open(question, media, stop) {
+    const entry = new Entry(this.#entries.length + 1, question, media, stop);
     this.#entries.push(entry);
     byId("empty").hidden = true;
     byId("entries").prepend(entry.node);
@@ -43,24 +44,28 @@ class Entry {
   firstTokenMs = 0;
   isDone = false;
 
-  constructor(number, question, media) {
+  constructor(number, question, media, stop) {
     this.number = number;
     this.media = media;
     this.noun = nounOf(media);
     this.text = "";
-    this.answer = element("p", "answer", { ariaLive: "polite", ariaBusy: "true" });
+    this.answer = element("p", "answer", { ariaLive: "polite", ariaBusy: "true" }, this.#shown);
     this.verdict = element("p", "verdict", { hidden: true });
     this.figure = element("p", "figure", {}, element("span", "big", {}, "…"), element("span", "caption", {}, "to the first token"));
+    this.stopper = element("button", "plain stop", { type: "button" }, "Stop");
+    this.stopper.addEventListener("click", stop);
     this.rows = new Map(STAGES.map(([name, label]) => [name, row(name, label)]));
     this.bars = element("ul", "bars", {}, ...this.rows.values());
     this.bars.setAttribute("aria-label", `Where the time of question ${number} went`);
-    const heading = element("h3", "", { id: `question-${number}` }, element("span", "number", {}, `${number}`), question);
-    const said = element("div", "said", {}, thumbnails(media), heading, this.answer);
-    this.node = element("li", "entry is-open", {}, element("div", "head", {}, said, this.figure), this.verdict, this.bars);
+    const heading = element("h3", "", { id: `question-${number}`, title: question }, element("span", "number", {}, `${number}`), question);
+    const asked = element("div", "asked", {}, thumbnails(media), heading);
+    const head = element("div", "head", {}, asked, this.answer, this.figure);
+    this.node = element("li", "entry is-open", {}, head, this.stopper, this.verdict, this.bars);
     this.node.setAttribute("aria-labelledby", heading.id);
     this.restart();
   }
 
+  #shown = document.createTextNode("");
   #startedMs = 0;
   #clock = 0;
 
@@ -85,18 +90,21 @@ class Entry {
 
   /** There will be no (more of an) answer. */
   fail(message) {
-    this.#end("has-failed");
-    this.figure.remove();
-    this.bars.remove();
-    this.verdict.hidden = false;
-    this.verdict.textContent = message;
+    this.#cut("has-failed", message);
     this.verdict.setAttribute("role", "alert");
   }
 
   /** The user has stopped it. */
   stop() {
-    this.fail(this.text ? "Stopped here." : "Stopped before an answer came.");
-    this.verdict.removeAttribute("role");
+    this.#cut("is-stopped", this.text ? "Stopped here." : "Stopped before an answer came.");
+  }
+
+  #cut(className, message) {
+    this.#end(className);
+    this.figure.remove();
+    this.bars.remove();
+    this.verdict.hidden = false;
+    this.verdict.textContent = message;
   }
 
   compare(before) {
@@ -125,7 +133,15 @@ class Entry {
   #token(text) {
     this.#stopClock();
     this.text += text;
-    this.answer.textContent = this.text;
+    if (this.text.length > LONG_CHARACTERS) this.node.classList.add("is-long");
+    this.#grow(() => this.#shown.appendData(text));
+  }
+
+  /** Follows the end of a long answer; whoever reads further up stays there. */
+  #grow(change) {
+    const { scrollTop, clientHeight, scrollHeight } = this.answer;
+    change();
+    if (scrollTop + clientHeight > scrollHeight - 8) this.answer.scrollTop = this.answer.scrollHeight;
   }
 
   #done({ usage, prism, samples }) {
@@ -135,14 +151,18 @@ class Entry {
     this.firstTokenMs = prism.timings.first_token_ms;
     for (const values of rowsOf(usage, prism, this.noun)) this.#write(values);
     this.figure.firstChild.textContent = duration(this.firstTokenMs);
-    if (samples[0].finish_reason === "length") this.answer.append(element("span", "cut", {}, " (cut off: the context is full)"));
-    if (!this.text) this.answer.append(element("span", "cut", {}, "(an empty answer)"));
+    const isCut = samples[0].finish_reason === "length";
+    const remark = isCut ? " (cut off: the context is full)" : this.text ? "" : "(an empty answer)";
+    this.#grow(() => remark && this.answer.append(element("span", "cut", {}, remark)));
   }
 
   #end(className) {
     this.#stopClock();
+    if (document.activeElement === this.stopper) byId("ask").focus({ preventScroll: true });
+    this.stopper.remove();
     this.node.classList.replace("is-open", className);
     this.answer.ariaBusy = "false";
+    if (this.answer.scrollHeight > this.answer.clientHeight) this.answer.tabIndex = 0; // to scroll it by keyboard
   }
 
   #write({ name, from = 0, ms = 0, share, value, detail, isNothing }) {

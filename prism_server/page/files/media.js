@@ -1,13 +1,17 @@
 // Files of the user, and of the gallery, as the parts of a message.
 
+import { number } from "./dom.js";
+
 const CLIP_NAMES = /\.(mp4|m4v|mov|webm|mkv)$/i; // for systems that do not know the type of a Matroska file
 const GIF = [0x47, 0x49, 0x46, 0x38];
+const MOST_BYTES = 250e6; // of all files: as base64 in one body, what every browser can still hold as one text
 const FRAME = [0x21, 0xf9, 0x04]; // a graphic control extension: one before each frame of an animation
 
 /** One picture or clip on the table. */
 export class Medium {
   constructor(file, kind) {
     this.name = file.name;
+    this.sizeBytes = file.size;
     this.kind = kind;
     this.isAnimation = kind === "video" && file.type === "image/gif";
     this.preview = URL.createObjectURL(file);
@@ -42,9 +46,16 @@ export async function mediumOf(file) {
 
 /** Pictures first and in order, then the question: so that the next question finds their prefix. */
 export async function messagesOf(media, question) {
+  const bytes = bytesOf(media);
+  if (bytes > MOST_BYTES) throw new Error(`All files together have ${megabytes(bytes)}, more than a browser can send at once.`);
   const parts = await Promise.all(media.map((medium) => medium.part()));
   return [{ role: "user", content: [...parts, { type: "text", text: question }] }];
 }
+
+export const bytesOf = (media) => media.reduce((sum, medium) => sum + medium.sizeBytes, 0);
+
+/** "0.1 MB", "34 MB". */
+export const megabytes = (bytes) => `${bytes < 1e6 ? Math.max(0.1, bytes / 1e6).toFixed(1) : number(Math.round(bytes / 1e6))} MB`;
 
 /** "picture", "clip", or "item" for both. */
 export function nounOf(media) {

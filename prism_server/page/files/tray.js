@@ -115,9 +115,21 @@ export class Tray {
 
 /** A small view of the medium. Nothing moves for those who do not want it. */
 export function preview(medium) {
-  if (medium.kind === "image") return element("img", "", { src: medium.preview, alt: medium.name });
-  if (medium.isAnimation) return stillOnly.matches ? still(medium) : element("img", "", { src: medium.preview, alt: medium.name });
-  return element("video", "", { src: medium.preview, muted: true, preload: "metadata", ariaLabel: medium.name });
+  if (medium.isAnimation && stillOnly.matches) return still(medium);
+  const shown =
+    medium.kind === "image" || medium.isAnimation
+      ? element("img", "", { src: medium.preview, alt: medium.name })
+      : element("video", "", { src: `${medium.preview}#t=0.001`, muted: true, playsInline: true, preload: "metadata", ariaLabel: medium.name });
+  shown.addEventListener("error", () => shown.replaceWith(placard(medium)), { once: true });
+  return shown;
+}
+
+/** For what a browser cannot show, though the server may read it: a TIFF, a rare codec, a broken file. */
+function placard(medium) {
+  const ending = /\.(\w{1,5})$/.exec(medium.name)?.[1] ?? medium.kind;
+  const card = element("span", "placard", { role: "img" }, ending.toUpperCase());
+  card.setAttribute("aria-label", medium.name);
+  return card;
 }
 
 function still(medium) {
