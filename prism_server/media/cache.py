@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections import OrderedDict
 from collections.abc import Callable
 from concurrent.futures import Executor, Future
 from dataclasses import dataclass, field
 
-from prism_server.errors import BadRequest, EngineFault
-from prism_server.media.item import ItemKey, Patches
+from prism_server.errors import BadRequest, EngineFault, PrismError
+from prism_server.media.item import IsWanted, ItemKey, Patches, Unwanted
+
+MEDIA_FAILED = "media_failed"
+"""Code of a medium at which the server's own code failed. About the request: another pod would fail in the same way."""
+UNPROCESSABLE = 422
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +50,9 @@ class _Flight:
 
     waiters: list[tuple[Future[Materialised], str]] = field(default_factory=list)
 
+    def is_wanted(self) -> bool:
+        return not all(future.cancelled() for future, _ in self.waiters)
+
 
 class PatchCache:
     """ItemKey -> Patches, least recently used out first, with single flight. Any thread may call it.
@@ -62,13 +72,14 @@ class PatchCache:
         self._bytes_now = 0
 
     def fetch(
-        self, key: ItemKey, prepare: Callable[[], Patches], workers: Executor, param: str
+        self, key: ItemKey, prepare: Callable[[IsWanted], Patches], workers: Executor, param: str
     ) -> Future[Materialised]:
         """The item's patches: at once if they are kept, else when `prepare` has run in `workers`.
 
-        Every caller has a future of its own, so cancelling one never takes the item from another; a preparation that
-        nobody waits for any more is skipped. A failure reaches all who wait, is not kept, and a BadRequest names each
-        caller's own `param`. The futures complete on a worker thread.
+        Every caller has a future of its own, so cancelling one never takes the item from another. A preparation that
+        nobody waits for any more is skipped; one that runs may find out by its argument and end in Unwanted. A failure
+        is a PrismError that reaches all who wait and is not kept; a BadRequest names each caller's own `param`. The
+        futures complete on a worker thread.
         """
         future: Future[Materialised] = Future()
         with self._lock:
@@ -105,19 +116,23 @@ class PatchCache:
                 capacity_bytes=self._capacity_bytes,
             )
 
-    def _run(self, key: ItemKey, flight: _Flight, prepare: Callable[[], Patches]) -> None:
-        with self._lock:
-            if all(future.cancelled() for future, _ in flight.waiters):
-                del self._flights[key]
-                return
-        try:
-            patches = prepare()
-        except BaseException as error:  # whatever it is, it belongs to those who wait
+    def _run(self, key: ItemKey, flight: _Flight, prepare: Callable[[IsWanted], Patches]) -> None:
+        patches: Patches | None = None
+        while patches is None:
             with self._lock:
-                self._failed += 1
-                del self._flights[key]
-            _fail(flight, error)
-            return
+                if not flight.is_wanted():
+                    del self._flights[key]
+                    return
+            try:
+                patches = prepare(flight.is_wanted)
+            except Unwanted:
+                continue  # unless somebody has come in between: then from the start
+            except BaseException as error:  # whatever it is, it belongs to those who wait
+                with self._lock:
+                    self._failed += 1
+                    del self._flights[key]
+                _fail(flight, error if isinstance(error, PrismError) else _unforeseen(key, error))
+                return
         with self._lock:
             self._prepared += 1
             self._keep(key, patches)
@@ -145,7 +160,14 @@ class PatchCache:
         _fail(flight, EngineFault("the server is stopping; the medium was not prepared"))
 
 
-def _fail(flight: _Flight, error: BaseException) -> None:
+def _unforeseen(key: ItemKey, error: BaseException) -> BadRequest:
+    """The refusal of this one medium; what went wrong is for the log, not for the client."""
+    logger.error("medium %s could not be prepared", key.content_id.hex(), exc_info=error)
+    reason = "the medium could not be prepared: the server failed at it, and its log says why"
+    return BadRequest(reason, status=UNPROCESSABLE, code=MEDIA_FAILED)
+
+
+def _fail(flight: _Flight, error: PrismError) -> None:
     for future, param in flight.waiters:
         if future.set_running_or_notify_cancel():
             mine = BadRequest(error.reason, param, error.status, error.code) if isinstance(error, BadRequest) else error

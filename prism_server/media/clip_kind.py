@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -15,7 +16,7 @@ from prism_server.identity import Digest, layout_digest
 from prism_server.media import containers, image, qwen, sampling
 from prism_server.media.clip_plan import fit_clip
 from prism_server.media.containers import ClipIndex
-from prism_server.media.item import ClipFacts, ItemFacts, ItemKey, MediaItem, Patches
+from prism_server.media.item import ClipFacts, IsWanted, ItemFacts, ItemKey, MediaItem, Patches, Unwanted
 from prism_server.media.kinds import REMEMBERED_LAYOUTS, MediaKind
 from prism_server.media.limits import MediaLimits
 from prism_server.media.sampling import Frames, Sampling
@@ -53,10 +54,11 @@ class VideoKind(MediaKind):
     def describe(self, item: MediaItem, key: ItemKey) -> ItemFacts:
         return self._describe_list(item, key) if item.frames else self._describe_file(item, key)
 
-    def prepare(self, item: MediaItem, facts: ItemFacts) -> Patches:
+    def prepare(self, item: MediaItem, facts: ItemFacts, is_wanted: IsWanted) -> Patches:
         if facts.clip is None:
             raise ValueError(f"the facts of a clip say nothing of its frames: {facts}")
-        pictures = self._listed(item, facts, facts.clip.frames) if item.frames else self._read(item, facts.clip.frames)
+        frames = facts.clip.frames
+        pictures = self._listed(item, facts, frames, is_wanted) if item.frames else self._read(item, frames, is_wanted)
         return qwen.clip_patches(pictures, facts.grid, self._config, self._share_repeats)
 
     # -- lists of pictures -------------------------------------------------------------------------------------------
@@ -65,7 +67,8 @@ class VideoKind(MediaKind):
         total, fps = len(item.frames), item.options.fps
         assert fps is not None  # `layout` comes first
         self._limits.check_listed_frames(total, item.param)
-        first = image.read_header(item.frames[0], self._limits, item.param)
+        with _named(0, item.param):
+            first = image.read_header(item.frames[0], self._limits, item.param)
 
         def show(count: int) -> _Shown:
             frames = sampling.even_frames(total, count)
@@ -77,18 +80,20 @@ class VideoKind(MediaKind):
         assert facts.clip is not None
         self._limits.check_decoding(len(facts.clip.frames), first.width, first.height, item.param)
         for number in facts.clip.frames[1:].tolist():
-            header = image.read_header(item.frames[number], self._limits, item.param)
-            if (header.width, header.height) != (first.width, first.height):
-                raise BadRequest(
-                    f"frame {number} has {header.width} x {header.height} pixels, "
-                    f"the first one {first.width} x {first.height}",
-                    item.param,
-                )
+            with _named(number, item.param):
+                header = image.read_header(item.frames[number], self._limits, item.param)
+                if (header.width, header.height) != (first.width, first.height):
+                    raise BadRequest(
+                        f"it has {header.width} x {header.height} pixels, the first one {first.width} x {first.height}"
+                    )
         return facts
 
-    def _listed(self, item: MediaItem, facts: ItemFacts, frames: Frames) -> Iterator[Image.Image]:
+    def _listed(self, item: MediaItem, facts: ItemFacts, frames: Frames, is_wanted: IsWanted) -> Iterator[Image.Image]:
         for number in frames.tolist():
-            picture = image.decode(item.frames[number], self._limits, item.param)
+            if not is_wanted():
+                raise Unwanted
+            with _named(number, item.param):
+                picture = image.decode(item.frames[number], self._limits, item.param)
             if picture.size != (facts.width, facts.height):
                 raise BadRequest("the bytes are not those that the facts were taken from", item.param)
             yield picture
@@ -106,11 +111,11 @@ class VideoKind(MediaKind):
         self._limits.check_decoding(index.num_decoded(facts.clip.frames), *size, item.param)
         return facts
 
-    def _read(self, item: MediaItem, frames: Frames) -> Iterator[Image.Image]:
+    def _read(self, item: MediaItem, frames: Frames, is_wanted: IsWanted) -> Iterator[Image.Image]:
         index = containers.read_index(item.data, self._limits, item.param)
         if frames[-1] >= index.num_frames:
             raise BadRequest("the bytes are not those that the facts were taken from", item.param)
-        return containers.read_frames(item.data, index, frames, item.param)
+        return containers.read_frames(item.data, index, frames, self._limits, item.param, is_wanted)
 
     # -- both --------------------------------------------------------------------------------------------------------
 
@@ -153,6 +158,15 @@ class VideoKind(MediaKind):
                 "background": "white",
             },
         )
+
+
+@contextmanager
+def _named(number: int, param: str) -> Iterator[None]:
+    """A refusal inside says which frame of a list it is about."""
+    try:
+        yield
+    except BadRequest as error:
+        raise BadRequest(f"frame {number}: {error.reason}", f"{param}[{number}]", error.status, error.code) from error
 
 
 def _choose(index: ClipIndex, count: int, by_scenes: bool) -> _Shown:

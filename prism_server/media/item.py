@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
 
 from prism_server.identity import Digest, MediaOptions, content_id, frames_id
+
+IsWanted = Callable[[], bool]
+"""Asked now and then by long work, from a worker: whether anybody still waits for it."""
+
+
+class Unwanted(Exception):
+    """Ends work that nobody waits for any more."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from functools import lru_cache
 from prism_server.errors import BadRequest
 from prism_server.identity import Digest, layout_digest
 from prism_server.media import image, qwen
-from prism_server.media.item import ItemFacts, ItemKey, MediaItem, Patches
+from prism_server.media.item import IsWanted, ItemFacts, ItemKey, MediaItem, Patches
 from prism_server.media.limits import MediaLimits
 from prism_server.media.processor_config import ImageProcessorConfig, PixelRange
 
@@ -30,8 +30,11 @@ class MediaKind(ABC):
         """Facts of an item from its header or index; never a full decode. Changes nothing."""
 
     @abstractmethod
-    def prepare(self, item: MediaItem, facts: ItemFacts) -> Patches:
-        """Decodes and cuts the item: `facts.grid`'s patches. Runs on a worker."""
+    def prepare(self, item: MediaItem, facts: ItemFacts, is_wanted: IsWanted) -> Patches:
+        """Decodes and cuts the item: `facts.grid`'s patches. Runs on a worker.
+
+        What takes longer than a picture asks `is_wanted` in between, and raises Unwanted.
+        """
 
 
 class ImageKind(MediaKind):
@@ -54,7 +57,7 @@ class ImageKind(MediaKind):
         num_tokens = grid[0] * grid[1] * grid[2] // self._config.merge_size**2
         return ItemFacts(key, self.name, grid, num_tokens, header.width, header.height)
 
-    def prepare(self, item: MediaItem, facts: ItemFacts) -> Patches:
+    def prepare(self, item: MediaItem, facts: ItemFacts, is_wanted: IsWanted) -> Patches:
         picture = image.decode(item.data, self._limits, item.param)
         if picture.size != (facts.width, facts.height):
             raise BadRequest("the bytes are not those that the facts were taken from", item.param)

@@ -6,6 +6,8 @@ from collections.abc import Iterable
 
 MAX_VALIDATOR_BYTES = 1024
 """Longer ones are not remembered: a host must not fill the cache with them."""
+MAX_DIGITS = 18
+"""Of a number; what has more is as large as can be."""
 
 
 class AnswerHeaders:
@@ -35,8 +37,7 @@ class AnswerHeaders:
     @property
     def content_length(self) -> int:
         """As declared; 0 if it is not."""
-        text = self._text("content-length")
-        return int(text) if text.isdecimal() else 0
+        return _number(self._text("content-length")) or 0
 
     @property
     def is_plain(self) -> bool:
@@ -51,10 +52,17 @@ class AnswerHeaders:
     @property
     def fresh_s(self) -> int:
         """Seconds that nobody needs to ask again: `max-age` less `Age`. Nothing is guessed where it is missing."""
-        max_age, age = self._cache_control.get("max-age", ""), self._text("age")
-        if "no-cache" in self._cache_control or not max_age.isdecimal():
+        max_age, age = _number(self._cache_control.get("max-age", "")), _number(self._text("age"))
+        if "no-cache" in self._cache_control or max_age is None:
             return 0
-        return max(0, int(max_age) - (int(age) if age.isdecimal() else 0))
+        return max(0, max_age - (age or 0))
 
     def _text(self, name: str) -> str:
         return self._values.get(name, b"").decode("latin-1")
+
+
+def _number(text: str) -> int | None:
+    """None for what is no number of digits alone."""
+    if not text.isdecimal():
+        return None
+    return int(text) if len(text) <= MAX_DIGITS else 10**MAX_DIGITS

@@ -23,7 +23,8 @@ IMAGE_TYPES = ("image_url", "input_image", "image")
 VIDEO_TYPES = ("video_url", "input_video", "video")
 SAMPLINGS = ("even", "scenes")
 """How a clip's frames are chosen: evenly in time, or more of them where the picture changes more."""
-MAX_FPS = 1000
+MIN_FPS, MAX_FPS = 1e-6, 1000
+"""A frame in eleven days, and slow motion: times stay numbers that a prompt can say."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,8 +176,8 @@ class _Reader:
 def _clip_options(stated: Mapping[str, Any], param: str) -> MediaOptions:
     fps, sampling = stated.get("fps"), stated.get("sampling")
     is_number = isinstance(fps, int | float) and not isinstance(fps, bool)
-    if fps is not None and not (is_number and 0 < fps <= MAX_FPS):
-        reason = f"{param}.fps must be a number of frames a second above 0 and up to {MAX_FPS}"
+    if fps is not None and not (is_number and MIN_FPS <= fps <= MAX_FPS):
+        reason = f"{param}.fps must be a number of frames a second, from {MIN_FPS:f} to {MAX_FPS}"
         raise BadRequest(reason, param=f"{param}.fps")
     if sampling not in (None, *SAMPLINGS):
         raise BadRequest(f"{param}.sampling must be one of {', '.join(SAMPLINGS)}", param=f"{param}.sampling")

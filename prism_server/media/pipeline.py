@@ -6,6 +6,7 @@ import os
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from prism_server.errors import BadRequest, EngineFault
@@ -131,12 +132,14 @@ class MediaPipeline:
         """The patches of a described item, from the cache or from a worker; never blocks.
 
         The future may fail with BadRequest (the bytes cannot be decoded) or EngineFault (`close` came first). It may be
-        cancelled; nobody else loses by that.
+        cancelled at any time; nobody else loses by that, and when nobody else waits, a clip's worker is free again
+        within some frames.
         """
         if self._closed:
             raise EngineFault("the server is stopping; no media are prepared any more")
         kind = self._kind_of(item)
-        return self._cache.fetch(facts.key, lambda: kind.prepare(item, facts), self._workers, item.param)
+        prepare = partial(kind.prepare, item, facts)
+        return self._cache.fetch(facts.key, prepare, self._workers, item.param)
 
     def stats(self) -> MediaStats:
         return MediaStats(self._cache.stats(), self._facts.stats())

@@ -62,13 +62,18 @@ def clip_patches(
 
     Patches of one temporal patch lie as those of a picture do; the last frame fills the last one. At least one frame.
     With `share_repeats` a temporal patch whose pixels are those of the one before is left out.
+
+    Frames are resized across first and down then: so does torchvision, with which the reference resizes clips. Pillow
+    by itself begins with what is less work; every third value would differ from the reference where that is down.
     """
     depth, (runs, rows, columns) = config.temporal_patch_size, grid
     shape = (runs, rows * columns, CHANNELS, depth, config.patch_size, config.patch_size)
     cut = np.empty(shape, dtype=np.uint8)
     number = -1
     for number, frame in enumerate(frames):
-        cut[number // depth, :, :, number % depth] = _cut(frame, grid, config.patch_size, config.merge_size)
+        across = frame.resize((columns * config.patch_size, frame.height), Image.Resampling.BICUBIC)
+        del frame  # before the next one is decoded
+        cut[number // depth, :, :, number % depth] = _cut(across, grid, config.patch_size, config.merge_size)
     if number // depth != runs - 1:
         raise ValueError(f"{number + 1} frames do not fill a grid of {grid}")
     for missing in range(number + 1, runs * depth):

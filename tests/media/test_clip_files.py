@@ -13,7 +13,7 @@ from importlib.metadata import distribution
 import av
 import numpy as np
 import pytest
-from clip_making import LEVEL, Picture, clip_file, lossless, number_of, numbered, speckled
+from clip_making import LEVEL, Picture, clip_file, lossless, number_of, numbered, png, speckled
 from clip_samples import LIMITS, clip, clip_pipeline, frame_list, shown_frames
 from media_samples import encode, noise, peak_growth_bytes
 
@@ -127,7 +127,9 @@ def test_one_frame_and_three_frames_are_filled_up_by_repetition(
 
 
 @pytest.mark.parametrize("share", [0.5, 0.9])
-@pytest.mark.parametrize("kind", ["mp4 with its index last", "mp4 with its index first", "mkv", "webm", "gif"])
+@pytest.mark.parametrize(
+    "kind", ["mp4 with its index last", "mp4 with its index first", "mp4 in fragments", "mov", "mkv", "webm", "gif"]
+)
 def test_a_clip_that_is_cut_short_shows_what_decodes_or_is_a_400(
     pipeline: MediaPipeline, share: float, kind: str
 ) -> None:
@@ -135,12 +137,16 @@ def test_a_clip_that_is_cut_short_shows_what_decodes_or_is_a_400(
     whole = {
         "mp4 with its index last": lambda: clip_file(frames),
         "mp4 with its index first": lambda: clip_file(frames, container_options={"moov_size": "20000"}),
+        "mp4 in fragments": lambda: clip_file(
+            frames, options={"g": "5"}, container_options={"movflags": "frag_keyframe+empty_moov"}
+        ),
+        "mov": lambda: clip_file(frames, 10, "mov", "mpeg4"),
         "mkv": lambda: lossless(frames),
         "webm": lambda: clip_file(frames, 10, "webm", "libvpx", "yuv420p"),
         "gif": lambda: clip_file(frames, 10, "gif", "gif", "rgb8"),
     }[kind]()
     item = clip(whole[: int(share * len(whole))], fps=4)
-    if kind == "mp4 with its index last":
+    if kind in ("mp4 with its index last", "mov"):
         assert "cannot be decoded" in refusal(pipeline, item)
         return
     numbers, times_s = described(pipeline, item)
@@ -285,11 +291,11 @@ def test_seeking_shows_the_frames_that_reading_from_the_start_shows(monkeypatch:
     index = read_index(data, LIMITS, "messages")
     wanted = np.array([0, 5, 100, 101, 250, 259, 260, 599], dtype=np.int32)
     assert index.num_decoded(wanted) < 100
-    levels = [np.asarray(picture).mean() for picture in read_frames(data, index, wanted, "messages")]
+    levels = [np.asarray(picture).mean() for picture in read_frames(data, index, wanted, LIMITS, "messages")]
     assert [number_of(level) for level in levels] == [number % 32 for number in wanted.tolist()]
     monkeypatch.setattr(containers, "LEAST_SKIPPED_FRAMES", 10**6)
     assert index.num_decoded(wanted) == 600
-    again = [np.asarray(picture).mean() for picture in read_frames(data, index, wanted, "messages")]
+    again = [np.asarray(picture).mean() for picture in read_frames(data, index, wanted, LIMITS, "messages")]
     assert again == levels
 
 
@@ -340,10 +346,22 @@ def test_a_list_is_shown_whole_with_its_own_times_and_cannot_get_round_the_limit
 
 def test_a_list_needs_its_rate_and_frames_of_one_size(pipeline: MediaPipeline) -> None:
     assert "fps" in refusal(pipeline, frame_list(numbered(2), fps=None))
-    assert "frame 1 has 64 x 64 pixels" in refusal(pipeline, frame_list([*numbered(1), *numbered(1, 64, 64)]))
-    broken = frame_list(numbered(2))
-    assert "known format" in refusal(pipeline, MediaItem("video", b"", broken.options, frames=(broken.frames[0], b"x")))
-    assert "empty" in refusal(pipeline, MediaItem("video", b"", broken.options, frames=(broken.frames[0], b"")))
+    odd = frame_list([*numbered(1), *numbered(1, 64, 64)])
+    assert refusal(pipeline, odd) == "frame 1: it has 64 x 64 pixels, the first one 96 x 64"
+
+
+def test_a_refusal_says_which_frame_of_a_list_is_bad(pipeline: MediaPipeline) -> None:
+    good = frame_list(numbered(2))
+    for bad, reason in ((b"x", "known format"), (png(speckled(1, 96, 64)[0])[:900], "cannot be decoded")):
+        for place in (0, 1):
+            frames = (bad, good.frames[1]) if not place else (good.frames[0], bad)
+            refused = refusal(pipeline, MediaItem("video", b"", good.options, frames=frames))
+            assert refused.startswith(f"frame {place}: ")
+            assert reason in refused
+    with pytest.raises(BadRequest) as caught:
+        pipeline.describe(MediaItem("video", b"", good.options, "m.video", frames=(good.frames[0], b"x")))
+    assert caught.value.param == "m.video[1]"
+    assert "empty" in refusal(pipeline, MediaItem("video", b"", good.options, frames=(good.frames[0], b"")))
 
 
 def test_what_is_shown_is_part_of_the_key_and_a_known_clip_is_not_opened_again(pipeline: MediaPipeline) -> None:

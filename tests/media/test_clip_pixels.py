@@ -36,9 +36,15 @@ CASES = (
     Case("odd", 5, 2.0, 96, 96),
     Case("two", 2, 2.0, 128, 96),
     Case("thin", 12, 6.0, 320, 16),
+    Case("wider-and-lower", 12, 6.0, 48, 175),
+    Case("narrower-and-higher", 45, 30000 / 1001, 175, 48),
+    Case("tiny", 3, 1.0, 13, 15),
+    Case("a-line", 7, 25.0, 200, 1),
 )
 MAX_SHARE_OFF = 0.01
-"""Pillow and torch round their resizing weights differently: of one value in a hundred, by one level of 256."""
+"""Pillow and torch round their resizing weights differently: of one value in a hundred, by one level of 256 ..."""
+MAX_SHARE_FAR_OFF = 1e-4
+"""... and of one in ten thousand, by two."""
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
@@ -56,8 +62,9 @@ def test_pixels_grid_and_frames_equal_the_recorded_reference(case: Case) -> None
     off = np.abs(pixels[::SHARE].astype(np.int16) - expected)
     if case.name in ("no-resize", "two", "odd"):
         assert not off.any()
-    assert off.max() <= 1
+    assert off.max() <= 2
     assert (off > 0).mean() <= MAX_SHARE_OFF
+    assert (off > 1).mean() <= MAX_SHARE_FAR_OFF
 
 
 @pytest.mark.parametrize("count", [2, 4, 5, 8, 11, 12])

@@ -7,7 +7,7 @@ import random
 
 import numpy as np
 import pytest
-from clip_samples import CLIPS
+from clip_samples import CLIPS, LIMITS
 from transformers.models.qwen3_vl.processing_qwen3_vl import Qwen3VLProcessor
 from transformers.models.qwen3_vl.video_processing_qwen3_vl import Qwen3VLVideoProcessor, smart_resize
 from transformers.video_utils import VideoMetadata
@@ -15,6 +15,7 @@ from transformers.video_utils import VideoMetadata
 from prism_server.errors import BadRequest
 from prism_server.identity import MediaOptions
 from prism_server.media.clip_plan import clip_size, fit_clip
+from prism_server.media.messages import split_messages
 from prism_server.media.processor_config import PixelRange
 from prism_server.media.sampling import (
     Sampling,
@@ -146,6 +147,17 @@ def test_a_request_narrows_and_never_widens_the_numbers_of_frames() -> None:
     with pytest.raises(BadRequest, match="min_frames 13") as caught:
         counts(min_frames=13)
     assert caught.value.param == "messages.min_frames"
+
+
+@pytest.mark.parametrize("fps", [0, -1, 1e-300, 5e-324, 1001, float("nan"), float("inf"), True, "2", 10**400])
+def test_a_rate_that_gives_no_times_is_refused(fps: object) -> None:
+    part = {"type": "video", "video": ["data:,x"], "fps": fps}
+    with pytest.raises(BadRequest, match=r"fps must be a number of frames a second, from 0\.000001 to 1000") as caught:
+        split_messages([{"role": "user", "content": [part]}], LIMITS)
+    assert caught.value.param == "messages[0].content[0].fps"
+    for good in (1e-6, 1000, 29.97):
+        said = split_messages([{"role": "user", "content": [part | {"fps": good}]}], LIMITS)
+        assert said.sources[0].options.fps == good
 
 
 def test_a_frame_too_long_for_the_whole_budget_is_refused_with_both_numbers() -> None:

@@ -164,6 +164,28 @@ def test_a_hop_that_leads_to_another_address_is_refused(web: Site) -> None:
     assert (fetching.outcomes, names.asked) == (["refused"], [HOST, "b.example.org"])
 
 
+def test_a_redirect_takes_nothing_of_the_first_host_along(web: Site) -> None:
+    """No cookie that it set, no referrer, no condition that was its own; the fragment stays at home."""
+    target = f"http://b.example.org:{web.port}/b?x=1"
+    web.pages |= {
+        "/a": always(answer(status=302, location=f"{target}#there", set_cookie="id=1", etag='"a"')),
+        "/b?x=1": always(answer(BODY, etag='"b"')),
+    }
+    names = Names(media_example_org=["127.0.0.1"], b_example_org=["127.0.0.1"])
+    fetching = Fetching(web, names, hosts=("*.example.org",))
+    assert [fetching.now("/a#here"), fetching.now("/a")] == [BODY, BODY]
+    assert web.paths == ["/a", "/b?x=1"] * 2
+    hosts = [asked.headers["host"] for asked in web.asked]
+    assert hosts == [f"{HOST}:{web.port}", f"b.example.org:{web.port}"] * 2
+    usual = {"host", "user-agent", "accept", "accept-encoding", "connection"}
+    assert [asked.headers.keys() - usual for asked in web.asked] == [set(), set(), set(), {"if-none-match"}]
+
+
+def test_a_length_that_is_too_small_ends_the_answer(web: Site) -> None:
+    web.pages["/a"] = always(answer(BODY + b"more", content_length=str(len(BODY))))
+    assert Fetching(web).now("/a") == BODY
+
+
 def test_redirects_that_do_not_end_are_cut(web: Site) -> None:
     web.pages["/a"] = redirect("/a")
     fetching = Fetching(web, max_redirects=2)
@@ -185,6 +207,13 @@ ENDLESS: Sequence[Piece] = [b"HTTP/1.1 200 OK\r\n\r\n", *[bytes(1000)] * 10_000]
         (always(answer(BODY, content_length="999")), "broken"),
         (always(b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n5\r\nhello\r\n"), "broken"),
         (always(b"SSH-2.0-OpenSSH_9.6\r\n"), "broken"),
+        (always(answer(BODY, content_length="9" * 5000)), "broken"),
+        (always(answer(BODY, content_length="-5")), "broken"),
+        (always(b"HTTP/1.1 200 OK\r\ncontent-length: 5\r\ncontent-length: 6\r\n\r\nhello!"), "broken"),
+        (always(b"HTTP/1.1 200 OK\r\ntransfer-encoding: gzip, chunked\r\n\r\n0\r\n\r\n"), "broken"),
+        (always(b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n-1\r\nhello\r\n0\r\n\r\n"), "broken"),
+        (always(answer(BODY, content_encoding="br")), "broken"),
+        (always(answer(BODY, content_encoding="identity, gzip")), "broken"),
         (always(b"HTTP/1.1 200 OK\r\n" + b"x: y\r\n" * 40_000), "broken"),
         (always(b""), "broken"),
         (always(answer(gzip.compress(bytes(10_000_000)), content_encoding="gzip")), "broken"),
@@ -193,7 +222,7 @@ ENDLESS: Sequence[Piece] = [b"HTTP/1.1 200 OK\r\n\r\n", *[bytes(1000)] * 10_000]
         (always(*ENDLESS), "too_large"),
         (always(b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n", *[b"1\r\nx\r\n"] * 6000), "too_large"),
     ],
-    ids=range(15),
+    ids=range(22),
 )
 def test_a_host_that_misbehaves_costs_one_400(web: Site, page: Page, failure: str) -> None:
     web.pages["/a"] = page

@@ -76,6 +76,7 @@ def test_a_date_does_where_there_is_no_tag(web: Site) -> None:
         (always(answer(A, cache_control="max-age=60, no-store", etag='"1"')), {}, ["fetched", "fetched"]),
         (always(answer(A, cache_control="private, max-age=60", etag='"1"')), {}, ["fetched", "fetched"]),
         (always(answer(A, cache_control="max-age=never")), {}, ["fetched", "fetched"]),
+        (always(answer(A, cache_control="max-age=" + "9" * 5000)), {}, ["fetched", "fresh"]),
         (always(answer(A, expires="Thu, 01 Jan 2099 00:00:00 GMT")), {}, ["fetched", "fetched"]),
         (always(answer(A, cache_control="max-age=60")), {"max_fresh_s": 0}, ["fetched", "fetched"]),
         (always(answer(A, cache_control="max-age=60")), {"cache_bytes": 0}, ["fetched", "fetched"]),
@@ -83,7 +84,7 @@ def test_a_date_does_where_there_is_no_tag(web: Site) -> None:
         (as_long_as_unchanged(A, '"1"', cache_control="max-age=60"), {}, ["fetched", "fresh"]),
         (as_long_as_unchanged(A, '"' + "x" * 2000 + '"'), {}, ["fetched", "fetched"]),
     ],
-    ids=range(13),
+    ids=range(14),
 )
 def test_an_answer_is_believed_as_long_as_it_says_and_the_server_allows(
     web: Site, page: Page, settings: dict[str, Any], outcomes: list[str]
@@ -171,3 +172,7 @@ def test_headers_are_read_leniently_and_never_trusted_for_numbers() -> None:
     assert (said.fresh_s, said.may_be_kept) == (10, False)
     assert AnswerHeaders([(b"Location", b"\xff")]).location is None
     assert AnswerHeaders([(b"Content-Length", b"\xb2")]).content_length == 0
+    many = b"9" * 5000  # digits: more than Python makes a number of
+    assert AnswerHeaders([(b"Cache-Control", b"max-age=" + many)]).fresh_s >= 10**9
+    assert AnswerHeaders([(b"Cache-Control", b"max-age=5"), (b"Age", many)]).fresh_s == 0
+    assert AnswerHeaders([(b"Content-Length", many)]).content_length >= 10**9

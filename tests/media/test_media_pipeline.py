@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import threading
+from base64 import b64encode
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -16,7 +17,9 @@ from media_samples import CONFIG, LIMITS, encode, exif_orientation, item, make_p
 
 from prism_server.errors import BadRequest, EngineFault, StartupError
 from prism_server.identity import MediaOptions, content_id
+from prism_server.media.data_url import data_url_bytes
 from prism_server.media.item import ItemFacts, MediaItem
+from prism_server.media.messages import split_messages
 from prism_server.media.pipeline import MediaPipeline
 from prism_server.settings import MediaSettings
 
@@ -81,6 +84,22 @@ def test_options_that_say_what_holds_anyway_share_the_layout(pipeline: MediaPipe
     data = encode(plain("red"))
     said = item(data, options=MediaOptions(min_pixels=1, max_pixels=CONFIG.pixels.max_pixels))
     assert pipeline.describe(said).key == pipeline.describe(item(data)).key
+
+
+@pytest.mark.parametrize("name", ["id", "uuid", "file_id", "cache_key"])
+def test_a_client_id_with_two_different_pictures_changes_nothing_content_wins(
+    pipeline: MediaPipeline, name: str
+) -> None:
+    def described(colour: str, client_id: str) -> ItemFacts:
+        url = "data:;base64," + b64encode(encode(plain(colour))).decode()
+        part = {"type": "image_url", "image_url": {"url": url, name: client_id}, name: client_id}
+        (source,) = split_messages([{"role": "user", "content": [part]}], LIMITS).sources
+        data = data_url_bytes(source.url, LIMITS, source.param)
+        return pipeline.describe(MediaItem(source.kind, data, source.options, source.param))
+
+    red, blue, renamed = described("red", "mine"), described("blue", "mine"), described("red", "another")
+    assert red.key != blue.key
+    assert red.key == renamed.key
 
 
 def test_another_normalisation_is_another_layout(pipeline: MediaPipeline) -> None:

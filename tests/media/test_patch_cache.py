@@ -15,7 +15,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from prism_server.errors import BadRequest, EngineFault
 from prism_server.media.cache import Materialised, PatchCache
 from prism_server.media.facts_table import FactsTable
-from prism_server.media.item import ItemFacts, ItemKey, Patches
+from prism_server.media.item import IsWanted, ItemFacts, ItemKey, Patches, Unwanted
 
 ONE = 4 * 3 * 16 * 16
 """Bytes of the smallest item below."""
@@ -38,7 +38,7 @@ class Gate:
         self.calls = 0
         self._value, self._error = value, error
 
-    def __call__(self) -> Patches:
+    def __call__(self, is_wanted: IsWanted) -> Patches:
         self.calls += 1
         self.started.set()
         assert self.open.wait(WAIT_S)
@@ -54,7 +54,7 @@ def worker() -> Iterator[ThreadPoolExecutor]:
 
 
 def fetch(cache: PatchCache, name: int, pool: ThreadPoolExecutor, units: int = 1) -> Materialised:
-    return cache.fetch(key(name), lambda: patches(name, units), pool, "p").result(WAIT_S)
+    return cache.fetch(key(name), lambda _: patches(name, units), pool, "p").result(WAIT_S)
 
 
 @pytest.mark.parametrize("capacity", [0, ONE])
@@ -90,13 +90,22 @@ def test_a_failed_preparation_fails_those_that_asked_for_it_and_is_not_cached(wo
     assert (cache.stats().failed, cache.stats().prepared) == (1, 1)
 
 
-def test_a_failure_that_is_no_bad_request_reaches_those_that_asked_too(worker: ThreadPoolExecutor) -> None:
-    cache, gate = PatchCache(ONE), Gate(error=MemoryError("no room"))
-    futures = [cache.fetch(key(1), gate, worker, "p") for _ in range(2)]
+def test_what_nobody_foresaw_is_a_refusal_of_that_medium_without_its_text_and_is_logged_once(
+    worker: ThreadPoolExecutor, caplog: pytest.LogCaptureFixture
+) -> None:
+    cache, gate = PatchCache(ONE), Gate(error=ZeroDivisionError("secret of the inside"))
+    futures = [cache.fetch(key(1), gate, worker, f"messages[{i}]") for i in range(2)]
     gate.open.set()
-    for future in futures:
-        with pytest.raises(MemoryError):
+    for index, future in enumerate(futures):
+        with pytest.raises(BadRequest) as caught:
             future.result(WAIT_S)
+        error = caught.value
+        assert (error.status, error.code, error.param) == (422, "media_failed", f"messages[{index}]")
+        assert "secret" not in error.reason
+    [record] = caplog.records
+    assert record.exc_info is not None
+    assert record.exc_info[0] is ZeroDivisionError
+    assert key(1).content_id.hex() in record.getMessage()
 
 
 def test_the_cancellation_of_the_first_loses_none_of_those_that_wait(worker: ThreadPoolExecutor) -> None:
@@ -132,6 +141,29 @@ def test_one_cancelled_while_it_is_prepared_still_fills_the_cache(worker: Thread
     gate.open.set()
     worker.submit(int).result(WAIT_S)
     assert not fetch(cache, 1, worker).decoded
+
+
+def test_one_who_comes_while_a_preparation_gives_up_gets_it_from_the_start(worker: ThreadPoolExecutor) -> None:
+    cache, gate = PatchCache(ONE), Gate(3)
+    came_late: list[Future[Materialised]] = []
+
+    def prepare(is_wanted: IsWanted) -> Patches:
+        made = gate(is_wanted)
+        if is_wanted():
+            return made
+        came_late.append(cache.fetch(key(1), Gate(), worker, "p"))
+        raise Unwanted
+
+    first = cache.fetch(key(1), prepare, worker, "p")
+    assert gate.started.wait(WAIT_S)
+    assert first.cancel()
+    gate.open.set()
+    worker.submit(int).result(WAIT_S)
+    (late,) = came_late
+    assert late.result(WAIT_S).decoded
+    assert gate.calls == 2
+    stats = cache.stats()
+    assert (stats.misses, stats.joins, stats.prepared, stats.failed, stats.in_flight_now) == (1, 1, 1, 0, 0)
 
 
 def test_workers_that_stop_fail_what_was_queued(worker: ThreadPoolExecutor) -> None:
