@@ -18,6 +18,7 @@ PACKAGE = ROOT / "prism_server"
 ORDER = (
     "errors",
     "cli_support",
+    "http_listener",
     "identity",
     "capacity",
     "settings",

@@ -9,7 +9,19 @@ from prism_server import __version__
 from prism_server.errors import BadRequest, PrismError
 from prism_server.page import Site
 from prism_server.router.admin import explain_placement, pods_known
-from prism_server.router.asgi import App, ClientLeft, Receive, Scope, Send, error_json, header, send_json, send_whole
+from prism_server.router.asgi import (
+    JSON,
+    App,
+    ClientLeft,
+    Headers,
+    Receive,
+    Scope,
+    Send,
+    error_json,
+    header,
+    send_json,
+    send_whole,
+)
 from prism_server.router.metrics import CONTENT_TYPE
 from prism_server.router.proxied_headers import retry_after
 from prism_server.router.proxy import BrokenOff, Exchange
@@ -43,8 +55,10 @@ async def _proxied(services: Services, scope: Scope, receive: Receive, send: Sen
     exchange = Exchange(services, scope, receive, send)
     with services.lifecycle.request():
         try:
-            _check_method(scope)
-            await exchange.run()
+            if scope["method"] == _method_of(scope["path"]):
+                await exchange.run()
+            else:
+                await _refuse_method(services, scope, send)
         except ClientLeft:
             services.metrics.client_left()
         except PrismError as error:
@@ -61,22 +75,26 @@ async def _proxied(services: Services, scope: Scope, receive: Receive, send: Sen
         services.metrics.answered(exchange.status)
 
 
-def _check_method(scope: Scope) -> None:
-    allowed = "POST" if scope["path"] in POST_PATHS else "GET"
-    if scope["method"] != allowed:
-        raise BadRequest(f"{scope['path']} takes {allowed}", status=405, code="method_not_allowed")
+def _method_of(path: str) -> str:
+    return "POST" if path in POST_PATHS else "GET"
+
+
+async def _refuse_method(services: Services, scope: Scope, send: Send) -> None:
+    allowed = _method_of(scope["path"])
+    error = BadRequest(f"{scope['path']} takes {allowed}", status=405, code="method_not_allowed")
+    await _refuse(services, send, error, [(b"allow", allowed.encode())])
 
 
 def _unknown(path: str) -> BadRequest:
     return BadRequest(f"there is no {path}", status=404, code="not_found")
 
 
-async def _refuse(services: Services, send: Send, error: PrismError) -> None:
+async def _refuse(services: Services, send: Send, error: PrismError, headers: Headers = ()) -> None:
     """Before the first byte."""
     services.metrics.answered(error.status)
     again = [retry_after(getattr(error, "retry_after_s", 1))] if error.status in (429, 503) else []
     close = [(b"connection", b"close")] if error.status == 413 else []  # the rest of the body is not read
-    await send_whole(send, error.status, error_json(error), [(b"content-type", b"application/json"), *again, *close])
+    await send_whole(send, error.status, error_json(error), [JSON, *again, *close, *headers])
 
 
 async def _health(services: Services, path: str, method: str, send: Send) -> bool:

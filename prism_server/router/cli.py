@@ -2,17 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
-import gc
-import logging
 import sys
 from collections.abc import Sequence
 
-import uvloop
-
-from prism_server.cli_support import ArgumentParser, console_script
-from prism_server.router.server import serve
-from prism_server.router.settings import ROUTER
+from prism_server.cli_support import ArgumentParser, console_script, end_on_sigterm
 
 EPILOG = """examples:
   prism-router --backends http://10.0.0.1:8000,http://10.0.0.2:8000
@@ -28,11 +21,23 @@ GC_THRESHOLDS = (20_000, 20, 50)
 @console_script("prism-router")
 def main(argv: Sequence[str]) -> int:
     """Exit codes: 0 stopped in order, 2 it could not start as configured."""
+    end_on_sigterm()  # imports take seconds from here on
+    import asyncio
+    import gc
+
+    from prism_server.http_listener.logs import log_to_stderr
+    from prism_server.router.settings import ROUTER
+
     parser = ArgumentParser("prism-router", "Send each request to the pod that holds its pictures.", EPILOG)
     parser.usage = "%(prog)s (--backends LIST | --service NAME | ...) [--config FILE] [--group.option VALUE ...]"
     ROUTER.add_arguments(parser)
     settings = ROUTER.settings_from(parser.parse_strictly(argv))
-    logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    log_to_stderr(settings.log.level)
+
+    import uvloop
+
+    from prism_server.router.server import serve
+
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     gc.freeze()
     gc.set_threshold(*GC_THRESHOLDS)

@@ -198,9 +198,12 @@ def endpoints_of(slices: Iterable[Json], default_ports: Mapping[str, int]) -> li
 
 
 def _endpoint(entry: Json, ports: Mapping[str, int]) -> Endpoint | None:
-    """None for what is no pod. A Service that publishes unready addresses calls them all ready: `serving` is true."""
+    """None for what is no pod, or cannot be told from others.
+
+    A Service that publishes unready addresses calls them all ready: `serving` is true.
+    """
     target = entry.get("targetRef") or {}
-    if target.get("kind") != "Pod" or not entry.get("addresses"):
+    if target.get("kind") != "Pod" or not all((target.get("name"), target.get("uid"), entry.get("addresses"))):
         return None
     conditions = entry.get("conditions") or {}
     serving = conditions.get("serving")

@@ -13,6 +13,8 @@ from prism_server.router.endpoints import Endpoint, OnEndpoints
 from prism_server.router.upstream import Origin
 
 DEFAULT_API_PORT = 8000
+NO_ADDRESSES = (socket.EAI_NONAME, getattr(socket, "EAI_NODATA", socket.EAI_NONAME))
+"""No such name, or a name without addresses: which of them, depends on the DNS server."""
 
 log = logging.getLogger(__name__)
 
@@ -96,10 +98,12 @@ class DnsDiscovery:
         try:
             found = await loop.getaddrinfo(self._name, self._api_port, type=socket.SOCK_STREAM)
         except socket.gaierror as error:
-            if error.errno != socket.EAI_NONAME:
+            if error.errno not in NO_ADDRESSES:
                 raise
-            return []  # a Service without pods has no addresses
-        return sorted({str(address[0]) for *_, address in found})
+            return []  # a Service without pods
+        families = {family for family, *_ in found}
+        family = socket.AF_INET if socket.AF_INET in families else socket.AF_INET6  # of both: each pod once
+        return sorted({str(address[0]) for known, *_, address in found if known == family})
 
     def _endpoint(self, address: str) -> Endpoint:
         return Endpoint(address, address, Origin(address, self._api_port), Origin(address, self._admin_port), None)

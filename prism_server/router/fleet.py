@@ -137,10 +137,14 @@ class Fleet:
             self._take_load(state, answer.load, asked_s, now_s)
         state.answer_s = now_s
         self.expected.settle(state.slot, asked_s - REPORT_DELAY_S)
+        self._settle_unreported(now_s)
+
+    def _settle_unreported(self, now_s: float) -> None:
+        """Also for pods that do not answer polls: what was made at them is not believed for ever."""
         if now_s >= self._settled_s + SETTLE_EVERY_S:
             self._settled_s = now_s
-            for other in self._pods.values():
-                self.expected.settle(other.slot, now_s - UNREPORTED_S)
+            for state in self._pods.values():
+                self.expected.settle(state.slot, now_s - UNREPORTED_S)
 
     def apply_load(self, uid: str, scheme: KeyScheme, load: PodLoad, asked_s: float, now_s: float) -> None:
         """From `/internal/capacity`, for pods whose cache answer has no load."""
@@ -213,23 +217,34 @@ class Fleet:
         state.work += work_ms * self._fading.scale(now_s)
         state.requests += self._fading.scale(now_s)
         self._unknown_key_decisions += state.scheme is not None and not state.scheme.is_known
-        return Ticket(state, keys, state.life)
+        return Ticket(state, keys, state.life, now_s, decision.own_ms, work_ms)
 
     def first_byte(self, ticket: Ticket, now_s: float) -> None:
-        """The pod has computed the prompt. Further calls change nothing."""
+        """The pod has computed the prompt, which a refusal does not show. Further calls change nothing."""
         if not ticket.is_computed:
             ticket.is_computed = True
             if ticket.life == ticket.pod.life:
                 self.expected.made(ticket.pod.slot, ticket.keys, now_s)
+            self._settle_unreported(now_s)
 
     def finish(self, ticket: Ticket, now_s: float) -> None:
-        """The request has ended, well or not. Before its first byte: its media are not expected any more."""
+        """The request has ended, well or not. Before its first byte: its media are not expected any more, and it was no
+        more work than fits into the time that it was there."""
         if ticket.is_finished:
             return
         ticket.is_finished = True
         ticket.pod.in_flight -= 1
-        if not ticket.is_computed and ticket.life == ticket.pod.life:
-            self.expected.given_up(ticket.pod.slot, ticket.keys)
+        if not ticket.is_computed:
+            self._take_work_back(ticket, now_s)
+            if ticket.life == ticket.pod.life:
+                self.expected.given_up(ticket.pod.slot, ticket.keys)
+
+    def _take_work_back(self, ticket: Ticket, now_s: float) -> None:
+        """A request of millions of tokens that is refused at once must not keep others away from its pod."""
+        state, there_ms = ticket.pod, (now_s - ticket.sent_s) * 1e3
+        state.backlog.add(-max(0.0, ticket.own_ms - there_ms), now_s)
+        unspent = max(0.0, ticket.work_ms - there_ms) * self._fading.scale(ticket.sent_s)
+        state.work = max(0.0, state.work - unspent)
 
     def refused(self, uid: str, retry_after_s: float, now_s: float) -> None:
         """The pod answered 429: it gets nothing new until then."""

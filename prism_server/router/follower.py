@@ -14,6 +14,7 @@ from prism_server.router.secret import bearer
 from prism_server.router.settings import CacheSettings
 from prism_server.router.upstream import Origin, Pool, UpstreamError, request_head
 
+MAX_ANSWER_BYTES = 1 << 26
 LARGE_ANSWER_BYTES = 1 << 18
 """Snapshots beyond it are read in a thread."""
 FAILURES_TO_DISTRUST = 2
@@ -83,4 +84,4 @@ class Follower:
             connection.send(request_head("GET", target.encode(), origin, headers, None))
             head = await connection.head()
             assert head is not None  # nobody nudges a poll
-            return head.status, await connection.rest()
+            return head.status, await connection.rest(MAX_ANSWER_BYTES)

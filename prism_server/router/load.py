@@ -13,6 +13,8 @@ FADING_S = 10.0
 HEAT_FADING_S = 60.0
 """Requests count for their key's heat for about this long: one in a hundred must stand out from chance."""
 LARGEST_EXPONENT = 300.0
+OLDEST_REPORT_S = 60.0
+"""Reports that were asked for longer ago do not come: polls have time-outs."""
 
 
 class FadingClock:
@@ -77,9 +79,11 @@ class Backlog:
         return max(0.0, (self.busy_until_s - now_s) * 1e3)
 
     def add(self, work_ms: float, now_s: float) -> None:
-        """A request is sent."""
+        """A request is sent; or taken back, with what it would still have cost below 0."""
         self.busy_until_s = max(self.busy_until_s, now_s) + work_ms / 1e3
         self._recent.append((now_s, work_ms))
+        while self._recent[0][0] < now_s - OLDEST_REPORT_S:
+            self._recent.popleft()
 
     def report(self, reported_ms: float | None, asked_s: float, now_s: float) -> None:
         """The pod's own word, asked for at `asked_s`; requests sent since are not in it. None: it does not say."""

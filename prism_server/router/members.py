@@ -35,6 +35,11 @@ class Member:
     """Why not, for people."""
     following: asyncio.Task[None] | None = field(default=None, repr=False)
 
+    @property
+    def owes_signs(self) -> bool:
+        """Whether a silence would mean something: it has answered polls, and is still polled."""
+        return self.has_answered and self.following is not None
+
 
 Follow = Callable[[Member], Coroutine[None, None, None]]
 
@@ -120,6 +125,7 @@ class Members:
     def _forget(self, member: Member) -> None:
         if member.following is not None:
             member.following.cancel()
+            member.following = None
         self._pool.forget(member.endpoint.api)
         self._pool.forget(member.endpoint.admin)
 

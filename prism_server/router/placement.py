@@ -94,20 +94,25 @@ class _Case:
         return self._bound.ratio(pod, self._is_hot)
 
     def _place_for_copy(self) -> PodState:
-        """The first of the rendezvous order that is open, within the bound, and not behind with its work."""
-        if self.key is None:
-            return self._least_loaded()
-        pods, open_slots = self._fleet.view.pods, {pod.slot for pod in self._open}
+        """The first of the rendezvous order that is open, within the bound, and not behind with its work; for a
+        request without a key the least loaded of those."""
         cold_ms = self.own_ms(self._open[0], NOTHING)
         longest_ms = self._least_wait_ms + max(self._rules.patience_ms, self._rules.patience * cold_ms)
+        if self.key is None:
+            free = [pod for pod in self._open if self._has_room(pod, longest_ms)]
+            return self._least_loaded(free or self._open)
+        pods, open_slots = self._fleet.view.pods, {pod.slot for pod in self._open}
         for index in self.order:
             pod = pods[index]
-            if pod.slot in open_slots and self.wait_ms(pod) <= longest_ms and self.ratio(pod) <= 1.0:
+            if pod.slot in open_slots and self._has_room(pod, longest_ms):
                 return pod
-        return self._least_loaded()
+        return self._least_loaded(self._open)
 
-    def _least_loaded(self) -> PodState:
-        return min(self._open, key=lambda pod: (self.wait_ms(pod), self.ratio(pod), pod.pod.home))
+    def _has_room(self, pod: PodState, longest_wait_ms: float) -> bool:
+        return self.wait_ms(pod) <= longest_wait_ms and self.ratio(pod) <= 1.0
+
+    def _least_loaded(self, pods: Sequence[PodState]) -> PodState:
+        return min(pods, key=lambda pod: (self.wait_ms(pod), self.ratio(pod), pod.pod.home))
 
     def _total_ms(self, pod: PodState) -> float:
         return self.wait_ms(pod) + self.own_ms(pod)

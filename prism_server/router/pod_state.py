@@ -74,5 +74,10 @@ class Ticket:
     """What it will leave there."""
     life: int
     """The pod's life when it was sent: a pod that has lost everything since is told nothing about keys."""
+    sent_s: float
+    own_ms: float
+    """What its pod was thought to need for the first token..."""
+    work_ms: float
+    """...and for all of the answer."""
     is_computed: bool = False
     is_finished: bool = False

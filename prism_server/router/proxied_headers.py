@@ -6,6 +6,7 @@ import math
 import uuid
 from collections.abc import Iterator
 
+from prism_server.http_listener.headers import ROUTER
 from prism_server.router.asgi import Headers
 from prism_server.router.placement import Decision
 from prism_server.router.upstream import Head
@@ -31,7 +32,7 @@ HOP_BY_HOP = frozenset(
     )
 )
 """RFC 9110, section 7.6.1, and those that proxies are known to add."""
-NOT_FORWARDED = HOP_BY_HOP | {b"host", b"content-length", b"expect", REQUEST_ID}
+NOT_FORWARDED = HOP_BY_HOP | {b"host", b"content-length", b"expect", REQUEST_ID, ROUTER}
 """The body is forwarded in one piece with a length of its own, and has been read: nobody waits to be asked for it."""
 NOT_ANSWERED = HOP_BY_HOP | {REQUEST_ID, POD, CACHE, b"date"}
 
@@ -45,7 +46,8 @@ def named_hops(headers: Headers) -> set[bytes]:
 def request_headers(headers: list[tuple[bytes, bytes]], request_id: bytes) -> list[tuple[bytes, bytes]]:
     """What the pod is told: everything but what concerns the client's connection."""
     dropped = NOT_FORWARDED | named_hops(headers)
-    return [*((name, value) for name, value in headers if name not in dropped), (REQUEST_ID, request_id)]
+    passed = ((name, value) for name, value in headers if name not in dropped)
+    return [*passed, (REQUEST_ID, request_id), (ROUTER, b"1")]
 
 
 def answer_headers(head: Head) -> Iterator[tuple[bytes, bytes]]:

@@ -39,6 +39,8 @@ from prism_server.router.services import Services
 from prism_server.router.upstream import Connection, Head, UpstreamError, request_head
 
 OK = 200
+FIRST_REFUSAL = 400
+"""From this status on a pod has computed nothing that it would keep."""
 
 
 class BrokenOff(Exception):
@@ -62,12 +64,14 @@ class Exchange:
         self._sent_s = self._body_s = 0.0
         self._has_first_byte = False
         self._is_stopping = False
+        self._body_timeout: asyncio.Timeout | None = None
+        """While the body comes. The listener looks after clients that stall; this one is for the router's own end."""
 
     async def run(self) -> None:
         """From the body to the last byte. Raises ClientLeft; PrismError before anything was sent; BrokenOff."""
         self._services.open.add(self)
         try:
-            await self._body.read(self._scope, self._receive, self._services.settings.http.max_body_bytes)
+            await self._read_body()
             async with ends_when_client_leaves(self._receive):
                 self._body_s = self._loop.time()
                 if self._body.data:
@@ -77,6 +81,15 @@ class Exchange:
         finally:
             self._services.open.discard(self)
             self._body.release()
+
+    async def _read_body(self) -> None:
+        try:
+            async with asyncio.timeout(None) as self._body_timeout:
+                await self._body.read(self._scope, self._receive, self._services.settings.http.max_body_bytes)
+        except TimeoutError:
+            raise RouterFault("the router is shutting down", SHUTTING_DOWN) from None
+        finally:
+            self._body_timeout = None
 
     @property
     def status(self) -> int | None:
@@ -96,7 +109,7 @@ class Exchange:
         if connection is None or member is None or not connection.is_waiting:
             return
         last_byte_s = connection.last_byte_s
-        if member.has_answered and now_s - max(last_byte_s, member.last_sign_s) > limits.silence_timeout_s:
+        if member.owes_signs and now_s - max(last_byte_s, member.last_sign_s) > limits.silence_timeout_s:
             connection.fail(Silent(f"no sign of life for {limits.silence_timeout_s:g} s"))
         elif not self._has_first_byte and now_s - self._sent_s > limits.header_timeout_s:
             connection.fail(Silent(f"no answer within {limits.header_timeout_s:g} s"))
@@ -110,6 +123,8 @@ class Exchange:
         self._is_stopping = True
         if self._connection is not None:
             self._connection.fail(ShuttingDown("the router is shutting down"))
+        elif self._body_timeout is not None:
+            self._body_timeout.reschedule(self._loop.time())
 
     # placing and trying
 
@@ -164,16 +179,15 @@ class Exchange:
 
     async def _ask(self, member: Member, decision: Decision, ticket: Ticket) -> Refusal | None:
         origin = member.endpoint.api
-        has_body = self._scope["method"] != "GET"
         async with self._services.pool.connection(origin) as connection:
             if self._is_stopping:
                 raise ShuttingDown("the router is shutting down")
             self._connection = connection
             headers = request_headers(self._scope["headers"], self._request_id)
-            length = len(self._body.data) if has_body else None
-            connection.send(
-                request_head(self._scope["method"], self._target(), origin, headers, length), self._body.data
-            )
+            body = self._body.data
+            # Also a GET's: without its length the pod would take it for the next request.
+            length = len(body) if body or self._scope["method"] != "GET" else None
+            connection.send(request_head(self._scope["method"], self._target(), origin, headers, length), body)
             head = await self._head(connection)
             refusal = await refusal_of(head, connection)
             if refusal is not None:
@@ -201,7 +215,8 @@ class Exchange:
         now_s = self._loop.time()
         self._has_first_byte = True
         self._body.release()
-        self._services.fleet.first_byte(ticket, now_s)
+        if head.status < FIRST_REFUSAL:
+            self._services.fleet.first_byte(ticket, now_s)
         self._services.metrics.head_s.observe(now_s - self._body_s)
         if head.status >= 500:
             member.breaker.failed(now_s)

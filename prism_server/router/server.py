@@ -10,16 +10,19 @@ import time
 from collections.abc import Mapping
 
 from prism_server.errors import StartupError
+from prism_server.http_listener.listener import Listener
+from prism_server.http_listener.sockets import MAX_HEAD_BYTES, bind, url_of
 from prism_server.router.app import admin_app, api_app
 from prism_server.router.discovery_kubernetes import KubernetesApi, KubernetesDiscovery
 from prism_server.router.discovery_static import DnsDiscovery, StaticDiscovery, parse_backends
 from prism_server.router.endpoints import Discovery
 from prism_server.router.gauges import read_gauges
-from prism_server.router.listeners import Listener
 from prism_server.router.services import Services
 from prism_server.router.settings import DiscoverySettings, RouterSettings
 
 POLL_S = 0.1
+MAX_CLIENT_HEAD_BYTES = MAX_HEAD_BYTES // 2
+"""Less than pods take, with what is added here: else a client's head could make pods hang up, and look faulty."""
 LAST_WORDS_S = 5.0
 """For streams that were told to end, to send their last event."""
 
@@ -65,11 +68,13 @@ async def serve(settings: RouterSettings) -> int:
     services.metrics.watch(lambda: read_gauges(services))
     stop = StopSignal()
     http = settings.http
-    api = Listener(http.host, http.port, "http.port")
-    admin = Listener(http.admin_host, http.admin_port, "http.admin_port")
-    api.start(api_app(services), http.drain_timeout_s + LAST_WORDS_S)
-    admin.start(admin_app(services), 1.0)
-    print(f"prism-router: api on {api.url}, admin on {admin.url}", flush=True)
+    bound = bind(http.host, http.port, "http.port"), bind(http.admin_host, http.admin_port, "http.admin_port")
+    longest_close_s = http.drain_timeout_s + LAST_WORDS_S
+    api = Listener(bound[0], api_app(services), longest_close_s, http.client_timeout_s, MAX_CLIENT_HEAD_BYTES)
+    admin = Listener(bound[1], admin_app(services), 1.0, http.client_timeout_s)
+    for listener in (api, admin):
+        listener.start()
+    print(f"prism-router: api on {url_of(bound[0])}, admin on {url_of(bound[1])}", flush=True)
     background = [asyncio.create_task(task) for task in (services.discover(), services.tick())]
     asked = asyncio.create_task(stop.asked.wait())
     try:

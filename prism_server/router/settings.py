@@ -7,9 +7,10 @@ from typing import Annotated
 
 from pydantic import Field, FilePath, model_validator
 
+from prism_server.http_listener.sockets import CLIENT_TIMEOUT_S
 from prism_server.router.fleet import FleetRules
 from prism_server.router.placement import PlacementRules
-from prism_server.settings import GIB, MIB, Group, NonNegative, Port, Positive
+from prism_server.settings import GIB, MIB, Group, LogSettings, NonNegative, Port, Positive
 from prism_server.settings_cli import SettingsSource
 
 PositiveSeconds = Annotated[float, Field(gt=0)]
@@ -25,6 +26,10 @@ class HTTPSettings(Group):
     max_body_bytes: Positive = Field(default=128 * MIB, description="of one request; beyond it: 413")
     max_buffered_bytes: Positive = Field(
         default=1 * GIB, description="bodies held for all requests that have no answer yet; beyond it: 429"
+    )
+    client_timeout_s: PositiveSeconds = Field(
+        default=CLIENT_TIMEOUT_S,
+        description="for a client to send more of its request (then: 408), or to take more of its answer",
     )
     page: bool = Field(default=True, description="the page at / to try the model on; off: 404")
     drain_propagation_s: Annotated[float, Field(ge=0)] = Field(
@@ -104,6 +109,7 @@ class RouterSettings(Group):
     upstream: UpstreamSettings = UpstreamSettings()
     cache: CacheSettings = CacheSettings()
     placement: PlacementSettings = PlacementSettings()
+    log: LogSettings = LogSettings()
 
     @model_validator(mode="after")
     def _one_source_of_pods(self) -> RouterSettings:

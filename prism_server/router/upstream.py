@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import socket
 import ssl
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
@@ -16,8 +15,15 @@ from typing import cast
 
 import httptools
 
+from prism_server.http_listener.sockets import notice_lost_peer
+
 READ_AHEAD_BYTES = 1 << 18
 """Held for a reader that is slower than the pod; beyond it the pod's connection is not read."""
+MAX_HEAD_BYTES = 1 << 16
+"""Of an answer's head with its interim ones; also of whatever else comes between two pieces of a body."""
+MAX_WHOLE_BYTES = 1 << 20
+"""Of answers that are gathered before they are looked at."""
+LEAST_STATUS, LEAST_FINAL_STATUS, MOST_STATUS = 100, 200, 599
 IDLE_S = 30.0
 """How long an unused connection is kept: less than servers keep theirs, else one is used while it is being closed."""
 KEEPALIVE_IDLE_S, KEEPALIVE_EVERY_S, KEEPALIVE_PROBES = 5, 5, 2
@@ -73,6 +79,7 @@ class Connection(asyncio.Protocol):
         self._loop = asyncio.get_running_loop()
         self._waiter: asyncio.Future[None] | None = None
         self._begin()
+        self._is_complete = True  # nothing has been asked yet
         self.last_byte_s = self.idle_since_s = self._loop.time()
 
     def _begin(self) -> None:
@@ -80,6 +87,8 @@ class Connection(asyncio.Protocol):
         self._head: Head | None = None
         self._pieces: list[bytes] = []
         self._num_bytes = 0
+        self._bytes_for_nothing = 0
+        """Since the head or a piece of the body: neither may be waited for without end."""
         self._is_complete = self._is_kept = False
         self._is_paused = False
         self._is_nudged = False
@@ -89,7 +98,7 @@ class Connection(asyncio.Protocol):
         """Starts a request. Its bytes go out as the pod takes them; the answer may come before they are all out."""
         self._begin()
         self.last_byte_s = self._loop.time()
-        if self._transport is None:
+        if self._transport is None or self._transport.is_closing():
             self._error = ConnectionBroken("the pod closed the connection at once")
         else:
             self._transport.writelines([head, body] if body else [head])
@@ -107,7 +116,8 @@ class Connection(asyncio.Protocol):
     @property
     def is_reusable(self) -> bool:
         """Whether the answer came to its end, read or not, and the pod keeps the connection."""
-        return self._is_complete and self._is_kept and self.is_sent and not self._is_paused
+        is_open = self._transport is not None and not self._transport.is_closing()
+        return is_open and self._is_complete and self._is_kept and self.is_sent and not self._is_paused
 
     async def head(self) -> Head | None:
         """The answer's head; None where `nudge` came first. Raises UpstreamError."""
@@ -138,11 +148,14 @@ class Connection(asyncio.Protocol):
             self._transport.resume_reading()
         return data
 
-    async def rest(self) -> bytes:
-        """The whole body, for answers that are known to be short."""
-        pieces: list[bytes] = []
+    async def rest(self, most_bytes: int = MAX_WHOLE_BYTES) -> bytes:
+        """The whole body, for answers that should be short. Raises UpstreamError, also beyond `most_bytes`."""
+        pieces, num_bytes = list[bytes](), 0
         while (piece := await self.read()) is not None:
             pieces.append(piece)
+            num_bytes += len(piece)
+            if num_bytes > most_bytes:
+                raise UpstreamError(f"the answer is larger than {most_bytes} bytes")
         return b"".join(pieces)
 
     def nudge(self) -> None:
@@ -184,16 +197,23 @@ class Connection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)  # uvloop's is none by inheritance
-        _watch_the_host(transport.get_extra_info("socket"))
+        notice_lost_peer(transport.get_extra_info("socket"), KEEPALIVE_IDLE_S, KEEPALIVE_EVERY_S, KEEPALIVE_PROBES)
 
     def data_received(self, data: bytes) -> None:
         self.last_byte_s = self._loop.time()
+        self._bytes_for_nothing += len(data)
         try:
             self._parser.feed_data(data)
-        except httptools.HttpParserError as error:
-            self.fail(ConnectionBroken(f"not HTTP: {error}"))
-            self.abort()
+        except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
+            self._break_off(f"not HTTP: {error}")
+        if self._bytes_for_nothing > MAX_HEAD_BYTES:
+            self._break_off(f"a head of more than {MAX_HEAD_BYTES} bytes")
         self._wake()
+
+    def _break_off(self, problem: str) -> None:
+        """The pod says what it should not. What it has said before stands."""
+        self.fail(ConnectionBroken(problem))
+        self.abort()
 
     def eof_received(self) -> bool:
         return False  # the transport closes itself
@@ -205,18 +225,26 @@ class Connection(asyncio.Protocol):
 
     # httptools' side
 
+    def on_message_begin(self) -> None:
+        if self._is_complete:
+            raise ValueError("more than was asked for")  # ends in `data_received`
+
     def on_header(self, name: bytes, value: bytes) -> None:
         self._headers.append((name.lower(), value))
 
     def on_headers_complete(self) -> None:
         status = self._parser.get_status_code()
-        if status >= 200:  # interim answers announce one
+        if not LEAST_STATUS <= status <= MOST_STATUS:
+            raise ValueError(f"status {status}")  # ends in `data_received`
+        if status >= LEAST_FINAL_STATUS:  # interim answers announce one
             self._head = Head(status, tuple(self._headers))
+            self._bytes_for_nothing = 0
         self._headers = []
 
     def on_body(self, body: bytes) -> None:
         self._pieces.append(body)
         self._num_bytes += len(body)
+        self._bytes_for_nothing = 0
         if self._num_bytes > READ_AHEAD_BYTES and not self._is_paused and self._transport is not None:
             self._is_paused = True
             self._transport.pause_reading()
@@ -283,7 +311,7 @@ class Pool:
         idle, now_s = self._idle.get(origin, []), asyncio.get_running_loop().time()
         while idle:
             connection = idle.pop()
-            if now_s - connection.idle_since_s < IDLE_S:
+            if connection.is_reusable and now_s - connection.idle_since_s < IDLE_S:
                 return connection
             connection.abort()
         return None
@@ -292,6 +320,8 @@ class Pool:
         idle = self._idle.get(origin, [])
         if connection in idle:
             idle.remove(connection)
+            if not idle:
+                del self._idle[origin]  # the pod may be gone for good
 
 
 def request_head(method: str, target: bytes, origin: Origin, headers: Headers, num_body_bytes: int | None) -> bytes:
@@ -301,15 +331,3 @@ def request_head(method: str, target: bytes, origin: Origin, headers: Headers, n
     if num_body_bytes is not None:
         lines.append(b"content-length: %d\r\n" % num_body_bytes)
     return b"".join(lines) + b"\r\n"
-
-
-def _watch_the_host(connected: socket.socket) -> None:
-    connected.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    for name, value in (
-        ("TCP_KEEPIDLE", KEEPALIVE_IDLE_S),
-        ("TCP_KEEPINTVL", KEEPALIVE_EVERY_S),
-        ("TCP_KEEPCNT", KEEPALIVE_PROBES),
-        ("TCP_USER_TIMEOUT", 1000 * (KEEPALIVE_IDLE_S + KEEPALIVE_EVERY_S * KEEPALIVE_PROBES)),
-    ):
-        if hasattr(socket, name):  # not on every system
-            connected.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)

@@ -9,6 +9,7 @@ from router_support import BF16, FP8, LATER_S, chosen, feature, fleet, news, pod
 
 from prism_server.router.fleet import Fleet, Position, Ticket
 from prism_server.router.knowledge import ExpectedKeys, KeyIndex, slots_of
+from prism_server.router.load import OLDEST_REPORT_S, Backlog
 from prism_server.router.placement import Reason
 from prism_server.router.pods import LinkContent, Pod, PodLoad
 
@@ -129,6 +130,15 @@ def test_without_reports_expectations_expire() -> None:
     assert known.stats().expected_now == 0
 
 
+def test_expectations_of_pods_that_never_report_again_do_not_gather() -> None:
+    known = fleet(1)
+    for number in range(100):
+        _, ticket = send(known, request(number), LATER_S + number)
+        known.first_byte(ticket, LATER_S + number)
+        known.finish(ticket, LATER_S + number)
+    assert known.stats().expected_now < 20
+
+
 def test_a_request_that_fails_takes_its_expectations_along_and_leaves_those_of_others() -> None:
     known = fleet(4)
     _, first = send(known, ASKED, 100.0)
@@ -182,6 +192,15 @@ def test_the_in_flight_counters_return_to_zero_after_any_mix_of_events(steps: li
         known.apply(pod.uid, snapshot(epoch="last"), now_s + 10, now_s + 10)
     assert known.stats().in_flight_now == known.stats().expected_now == 0
     assert [known.in_flight(pod.uid) for pod in pods(3)] == [0, 0, 0]
+
+
+def test_what_was_sent_long_ago_is_in_every_report() -> None:
+    """And is not kept: a pod may never report."""
+    backlog = Backlog()
+    backlog.add(50_000.0, LATER_S)
+    backlog.add(10.0, LATER_S + OLDEST_REPORT_S + 1)
+    backlog.report(0.0, LATER_S - 1, LATER_S + OLDEST_REPORT_S + 1)
+    assert backlog.busy_until_s == pytest.approx(LATER_S - 1 + 0.010)
 
 
 def test_links_are_learnt_and_bounded() -> None:

@@ -24,7 +24,7 @@ from router_support import (
 )
 
 from prism_server.router.fleet import Fleet, Ticket
-from prism_server.router.placement import NoPod, Reason, decide, explain
+from prism_server.router.placement import Candidate, NoPod, Reason, decide, explain
 from prism_server.router.pods import Pod, PodLoad
 from prism_server.router.request_keys import RequestKeys
 
@@ -204,6 +204,38 @@ def test_a_new_pod_gets_a_small_share_at_first_and_a_whole_one_later() -> None:
 
     assert share(0.0) < 0.15
     assert share(60.0) > 0.2
+
+
+def test_requests_without_a_key_do_not_herd_on_a_new_pod_that_has_nothing_to_do() -> None:
+    known, keyless = fleet(3), RequestKeys(num_tokens=20)
+    for uid in ("uid-a", "uid-b", "uid-c"):  # each has 46 ms of work, less than anybody moves for
+        known.apply(uid, snapshot(load=PodLoad(inside=8, uncached_tokens=1000)), LATER_S, LATER_S)
+    known.set_pods(pods(4), LATER_S)
+    known.apply("uid-d", snapshot(), LATER_S, LATER_S)
+    got = [send(known, keyless, LATER_S)[0].uid for _ in range(12)]
+    assert got.count("uid-d") < 4
+    for uid in ("uid-a", "uid-b", "uid-c"):  # now nobody else has room for a long time
+        known.apply(uid, snapshot(load=PodLoad(inside=8, uncached_tokens=100_000)), LATER_S + 1, LATER_S + 1)
+    assert chosen(known, keyless, LATER_S + 1).uid == "uid-d"
+
+
+def test_a_huge_request_that_its_pod_refuses_is_load_only_while_it_is_there() -> None:
+    known = fleet(4)
+    decision, ticket = send(known, text_request("huge", num_tokens=10_000_000))
+    there = load_of(known, decision.uid, LATER_S)
+    assert there.wait_ms > 100_000
+    assert there.load_ratio > 1.0
+    known.finish(ticket, LATER_S + 0.05)
+    gone = load_of(known, decision.uid, LATER_S + 0.05)
+    assert gone.wait_ms < 1.0
+    assert gone.load_ratio <= 1.0
+    known.apply(decision.uid, news(1, load=PodLoad(uncached_tokens=100)), LATER_S - 0.01, LATER_S + 0.06)
+    assert load_of(known, decision.uid, LATER_S + 0.06).wait_ms < 10.0  # nor does a report from before it
+
+
+def load_of(known: Fleet, uid: str, now_s: float) -> Candidate:
+    """The pod's case for a request that nobody holds anything of."""
+    return next(case for case in explain(known, request("none"), now_s)[1] if case.uid == uid)
 
 
 def test_the_same_state_gives_the_same_decision_and_deciding_changes_nothing() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import socket
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -19,6 +20,7 @@ from prism_server.router.server import discovery_of
 from prism_server.router.settings import DiscoverySettings
 from prism_server.router.upstream import Origin
 
+END = "the watch's time is over"
 PORTS = {"api": 8000, "admin": 9000}
 
 
@@ -45,6 +47,8 @@ class FakeApi:
         self.requests: list[tuple[str, dict[str, str]]] = []
         self.url = ""
         self.version = 1
+        self.forgotten = 0
+        """Watches that are refused because their version is too old."""
         self._writers: set[asyncio.StreamWriter] = set()
 
     @asynccontextmanager
@@ -67,7 +71,11 @@ class FakeApi:
             lines = (await reader.readuntil(b"\r\n\r\n")).decode().strip().split("\r\n")
             target = lines[0].split(" ")[1]
             self.requests.append((target, dict(line.split(": ", 1) for line in lines[1:])))
-            if "&watch=1&" in target:
+            if "&watch=1&" in target and self.forgotten:
+                self.forgotten -= 1
+                writer.write(b"HTTP/1.1 410 Gone\r\ncontent-length: 0\r\n\r\n")
+                await writer.drain()
+            elif "&watch=1&" in target:
                 await self._watch(writer)
             else:
                 body = json.dumps({"metadata": {"resourceVersion": str(self.version)}, "items": self.slices}).encode()
@@ -82,7 +90,11 @@ class FakeApi:
     async def _watch(self, writer: asyncio.StreamWriter) -> None:
         writer.write(b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n")
         while True:
-            line = json.dumps(await self.events.get()).encode() + b"\n"
+            event = await self.events.get()
+            if event["type"] == END:
+                writer.write(b"0\r\n\r\n")
+                return await writer.drain()
+            line = json.dumps(event).encode() + b"\n"
             for half in (line[:20], line[20:]):  # lines need not come whole
                 writer.write(b"%x\r\n%s\r\n" % (len(half), half))
                 await writer.drain()
@@ -148,6 +160,20 @@ def test_a_pod_in_two_slices_is_one_and_of_two_families_the_first_is_used() -> N
     assert only.api.authority == b"[fd00::1]:8000"
 
 
+def test_an_endpoint_that_cannot_be_told_from_others_is_passed_over() -> None:
+    nameless = pod_entry("engine-1", "10.0.0.2") | {"targetRef": {"kind": "Pod", "name": "engine-1"}}
+    homeless = pod_entry("engine-2", "10.0.0.3") | {"addresses": []}
+    found = endpoints_of([slice_of(nameless, homeless, pod_entry("engine-0", "10.0.0.1"))], PORTS)
+    assert [endpoint.name for endpoint in found] == ["engine-0"]
+
+
+def test_of_several_ports_each_listener_has_its_own_by_name() -> None:
+    ports = [{"name": "metrics", "port": 1}, {"name": "admin", "port": 2}, {"name": "api", "port": 3}]
+    other = slice_of(pod_entry("engine-1", "10.0.0.2"), name="b", ports=[{"name": "api", "port": 4}])
+    one, two = endpoints_of([slice_of(pod_entry("engine-0", "10.0.0.1"), ports=ports), other], PORTS)
+    assert [(pod.api.port, pod.admin.port) for pod in (one, two)] == [(3, 2), (4, 9000)]
+
+
 def test_ports_that_a_slice_does_not_name_have_their_defaults() -> None:
     (pod,) = endpoints_of([slice_of(pod_entry("engine-0", "10.0.0.1"), ports=None)], PORTS)
     assert (pod.api.port, pod.admin.port) == (8000, 9000)
@@ -199,6 +225,30 @@ def test_a_forgotten_version_is_listed_anew_with_the_token_of_that_moment(tmp_pa
     play(scene, tmp_path)
 
 
+def test_a_watch_goes_on_from_the_last_bookmark_and_a_refused_one_from_a_new_list(tmp_path: Path) -> None:
+    async def scene(api: FakeApi, discovery: KubernetesDiscovery, seen: Seen) -> None:
+        assert (await seen.next()).keys() == {"engine-0"}
+        api.change("BOOKMARK", {"metadata": {"resourceVersion": "30"}})
+        api.change(END, {})
+        api.change("ADDED", slice_of(pod_entry("engine-1", "10.0.0.2"), name="engines-2", version=31))
+        assert (await seen.next()).keys() == {"engine-0", "engine-1"}
+        asked = [target for target, _ in api.requests]
+        assert ["&watch=1&" in target for target in asked] == [False, True, True]
+        assert "resourceVersion=30" in asked[2]
+        api.forgotten, api.version = 1, 50
+        api.slices = [slice_of(pod_entry("engine-2", "10.0.0.3"), version=50)]
+        api.change(END, {})
+        assert (await seen.next()).keys() == {"engine-2"}
+        api.change("BOOKMARK", {"metadata": {"resourceVersion": "51"}})
+        while len(api.requests) < 6:
+            await asyncio.sleep(0.01)
+        asked = [target for target, _ in api.requests[3:6]]
+        assert ["&watch=1&" in target for target in asked] == [True, False, True]
+        assert "resourceVersion=50" in asked[2]
+
+    play(scene, tmp_path, slices=[slice_of(pod_entry("engine-0", "10.0.0.1"))])
+
+
 def test_a_lost_watch_keeps_the_last_pods_and_grows_old_until_the_api_is_back(tmp_path: Path) -> None:
     async def run() -> None:
         api, seen = FakeApi(), Seen()
@@ -231,6 +281,36 @@ def test_a_name_gives_its_addresses() -> None:
         pods = await seen.next()
         assert pods["127.0.0.1"].api == Origin("127.0.0.1", 8000)
         assert pods["127.0.0.1"].admin == Origin("127.0.0.1", 9000)
+        following.cancel()
+
+    asyncio.run(run())
+
+
+def test_a_names_addresses_come_and_go_and_a_failure_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A name with addresses of two families means each pod once."""
+    answers: list[list[str] | int] = [
+        ["10.0.0.2", "fd00::2", "10.0.0.1", "fd00::1"],
+        socket.EAI_AGAIN,
+        ["10.0.0.1", "10.0.0.2"],
+        ["10.0.0.3", "10.0.0.2"],
+        socket.EAI_NODATA,
+        ["fd00::2", "fd00::1"],
+        socket.EAI_NONAME,
+    ]
+
+    def look_up(host: str, port: int, *_: Any, **__: Any) -> list[Any]:
+        answer = answers.pop(0) if answers else socket.EAI_AGAIN
+        if isinstance(answer, int):
+            raise socket.gaierror(answer, "as the test says")
+        six, four = socket.AF_INET6, socket.AF_INET
+        return [(six if ":" in address else four, 0, 0, "", (address, port)) for address in answer]
+
+    async def run() -> None:
+        monkeypatch.setattr(socket, "getaddrinfo", look_up)
+        seen = Seen()
+        following = asyncio.create_task(DnsDiscovery("engines", 8000, 9000, 0.01).run(seen))
+        told = [sorted(await seen.next()) for _ in range(5)]
+        assert told == [["10.0.0.1", "10.0.0.2"], ["10.0.0.2", "10.0.0.3"], [], ["fd00::1", "fd00::2"], []]
         following.cancel()
 
     asyncio.run(run())

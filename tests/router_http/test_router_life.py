@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import subprocess
 import sys
 import threading
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import httpx
 from router_http_support import (
@@ -114,6 +116,20 @@ def test_a_request_that_still_waits_at_the_drains_end_is_503_shutting_down() -> 
         assert (answers[0].status_code, answers[0].json()["error"]["code"]) == (503, "shutting_down")
         assert "retry-after" in answers[0].headers
         assert router.process.wait(30) == 0
+
+
+def test_a_request_whose_body_is_still_coming_at_the_drains_end_is_503_shutting_down() -> None:
+    with scripted(says_yes) as (pod,), routing(pod.backend, **{"http.drain_timeout_s": "0.3"}) as router:
+        url = urlsplit(router.api)
+        with socket.create_connection((url.hostname, url.port), timeout=60) as client:
+            client.sendall(f"POST {CHAT} HTTP/1.1\r\nhost: x\r\ncontent-length: 100\r\n\r\nhalf".encode())
+            eventually(lambda: router.metrics()["open_requests"] == 1)
+            router.process.send_signal(TERM)
+            said = client.recv(1 << 16)
+            assert said.startswith(b"HTTP/1.1 503 ")
+            assert b'"code":"shutting_down"' in said
+        assert router.process.wait(30) == 0
+        assert "Traceback" not in router.log()
 
 
 def test_a_router_waits_a_moment_for_its_pods_before_it_is_ready() -> None:

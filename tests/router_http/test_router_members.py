@@ -6,10 +6,18 @@ import asyncio
 from collections.abc import Callable
 from dataclasses import replace
 
-from prism_server.router.endpoints import Endpoint
+import httpx
+from router_http_support import CHAT, Asked, answer_json, chat_body, scripted
+
+from prism_server.http_listener.listener import Listener
+from prism_server.http_listener.sockets import bind, url_of
+from prism_server.router.app import api_app
+from prism_server.router.discovery_static import parse_backends
+from prism_server.router.endpoints import Endpoint, OnEndpoints
 from prism_server.router.fleet import Fleet
 from prism_server.router.members import DISTRUST_AGE_S, Member, Members
-from prism_server.router.settings import UpstreamSettings
+from prism_server.router.services import Services
+from prism_server.router.settings import RouterSettings, UpstreamSettings
 from prism_server.router.upstream import Origin, Pool
 
 
@@ -89,3 +97,57 @@ def test_a_terminating_pod_gets_nothing_new_and_a_gone_one_is_forgotten() -> Non
         assert followed.cancelling()
 
     with_members(scene)
+
+
+class Told:
+    """A source that names one pod, until the test says that it is gone."""
+
+    def __init__(self, pod: Endpoint) -> None:
+        self.gone = asyncio.Event()
+        self._pod = pod
+
+    async def run(self, on_endpoints: OnEndpoints) -> None:
+        on_endpoints([self._pod])
+        await self.gone.wait()
+        on_endpoints([])
+        await asyncio.get_running_loop().create_future()
+
+    def age_s(self, now_s: float) -> float | None:
+        return 0.0
+
+
+def test_requests_at_a_pod_that_discovery_has_dropped_run_on_without_its_polls() -> None:
+    """Nobody polls it any more, so its polls' silence says nothing."""
+
+    async def answers_late(asked: Asked, writer: asyncio.StreamWriter) -> None:
+        await asyncio.sleep(4)
+        await answer_json(writer, {"said": "late"})
+
+    async def run(backend: str, was_asked: Callable[[], bool]) -> None:
+        settings = RouterSettings.model_validate(
+            {"discovery": {"backends": backend}, "upstream": {"silence_timeout_s": 1}, "cache": {"poll_ms": 50}}
+        )
+        told = Told(parse_backends(backend, 0)[0])
+        services = Services(settings, told)
+        bound = bind("127.0.0.1", 0, "http.port")
+        listener = Listener(bound, api_app(services), 1.0)
+        url = url_of(bound) + CHAT
+        listener.start()
+        background = [asyncio.create_task(task) for task in (services.discover(), services.tick())]
+        async with asyncio.timeout(60), httpx.AsyncClient(timeout=60) as client:
+            while not services.members.all() or not services.members.all()[0].is_answering:
+                await asyncio.sleep(0.02)
+            asking = asyncio.create_task(client.post(url, json=chat_body("Hello")))
+            while not was_asked():
+                await asyncio.sleep(0.02)
+            told.gone.set()
+            answer = await asking
+            assert (answer.status_code, answer.json()) == (200, {"said": "late"})
+            assert (await client.post(url, json=chat_body("Hello"))).status_code == 503
+        for task in background:
+            task.cancel()
+        await asyncio.gather(listener.close(), *background, return_exceptions=True)
+        services.close()
+
+    with scripted(answers_late) as (pod,):
+        asyncio.run(run(pod.backend, lambda: bool(pod.asked)))

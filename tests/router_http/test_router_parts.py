@@ -84,7 +84,7 @@ def test_second_tries_are_paid_for_by_first_ones() -> None:
 
 def test_headers_between_neighbours_are_not_passed_on() -> None:
     headers = [(b"connection", b"Keep-Alive, X-Mine"), (b"x-mine", b"1"), (b"keep-alive", b"5"), (b"accept", b"*/*")]
-    assert request_headers(headers, b"id") == [(b"accept", b"*/*"), (b"x-request-id", b"id")]
+    assert request_headers(headers, b"id") == [(b"accept", b"*/*"), (b"x-request-id", b"id"), (b"x-prism-router", b"1")]
     head = Head(200, ((b"transfer-encoding", b"chunked"), (b"content-length", b"3"), (b"x-prism-pod", b"forged")))
     assert list(answer_headers(head)) == [(b"content-length", b"3")]
 

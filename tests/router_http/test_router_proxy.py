@@ -79,7 +79,7 @@ def test_connections_to_a_pod_are_kept_unless_it_closes_them() -> None:
         await send_chunk(writer, b"data: [DONE]\n\n")
         await send_chunk(writer, b"")
 
-    with scripted(says_yes) as (pod,), routing(pod.backend) as router:
+    with scripted(says_yes, says_yes) as (pod, polled), routing(f"http://{pod.name}|http://{polled.name}") as router:
         router.post(STREAM)
         before = pod.num_connections
         for script in (says_yes, streams, says_yes, streams):
