@@ -84,6 +84,16 @@ class Slot:
     last_token: int | None = None
 
 
+@dataclass
+class Named:
+    """What a launched plan reads or writes: by copies (host slots below zero), and by the tables of its rows."""
+
+    step: int
+    copied: set[int]
+    tables: dict[int, int]
+    """page -> the one whose rows stand on it; of several that share a page, the last: none of them computes there."""
+
+
 class SimulatedExecutor:
     """Runs plans on pages of bytes. Copies of one class run in random order; swap-ins land when the step completes."""
 
@@ -99,7 +109,9 @@ class SimulatedExecutor:
         self.launched_tables: dict[int, dict[int, int]] = {}
         self.failing: set[ItemKey] = set()
         self.in_arrival: set[int] = set()
-        self.named: deque[tuple[int, set[int]]] = deque()
+        self.named: deque[Named] = deque()
+        self.users: dict[int, int] = {}
+        self.num_users = 0
 
     def stage(self, key: ItemKey) -> None:
         self.queue.append(key)
@@ -139,28 +151,34 @@ class SimulatedExecutor:
         for page, rows in arrivals:
             self.pages[page] = rows
             self.in_arrival.discard(page)
-        assert self.named.popleft()[0] == plan.step
+        assert self.named.popleft().step == plan.step
         return StepResult(plan.step, tuple(tokens), (None,) * len(tokens), failed)
 
     def _check_reuse(self, plan: StepPlan) -> None:
         """What a launched plan reads or writes is not given to anything else before that plan has completed."""
         for start in plan.slot_starts:
             self.launched_tables[start.slot] = {}
+            self.users[start.slot] = self.num_users
+            self.num_users += 1
         for page in plan.pages:
             self.launched_tables[page.slot][page.index] = page.page
         written = {copy.target for copy in plan.row_copies} | {page for _, page in plan.swap_in}
         written |= {-1 - slot for _, slot in plan.swap_out}  # host slots are counted below zero
-        for _, pages in self.named:
-            assert not written & pages, "what a launched plan names is overwritten"
-        named = (
-            written
-            | {-1 - slot for slot, _ in plan.swap_in}
-            | {copy.source for copy in plan.row_copies}
-            | {page for page, _ in plan.swap_out}
-        )
+        for named in self.named:
+            assert not written & (named.copied | named.tables.keys()), "what a launched plan names is overwritten"
+        copied = written | {-1 - slot for slot, _ in plan.swap_in} | {page for page, _ in plan.swap_out}
+        self.named.append(Named(plan.step, copied | {copy.source for copy in plan.row_copies}, {}))
         for rows in plan.sequences:
-            named |= set(self.launched_tables[rows.slot].values())
-        self.named.append((plan.step, named))
+            self._check_computed(rows.slot, rows.start, rows.start + rows.count)
+
+    def _check_computed(self, slot: int, start: int, end: int) -> None:
+        """The last plan computes rows [start, end) of the slot: in pages that no plan of another user still reads."""
+        table, user = self.launched_tables[slot], self.users[slot]
+        for index in range(start // self.page_tokens, (end - 1) // self.page_tokens + 1):
+            for named in self.named:
+                assert named.tables.get(table[index], user) == user, "what a launched plan reads is computed anew"
+        for page in table.values():
+            self.named[-1].tables[page] = user
 
     def _copy(self, plan: StepPlan) -> list[tuple[int, list[tuple[bytes, bytes]]]]:
         """Returns the pages that are being swapped in; nobody may touch them before the step has completed."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from prism_server.engine.cost_model import MIN_CHUNK_TOKENS, SHORT_CHUNK_TOKENS, CostModel
+from prism_server.engine.cost_model import MIN_CHUNK_TOKENS, SHORT_CHUNK_TOKENS, CostModel, Observation
 
 MAX_TOKENS = 4096
 
@@ -12,9 +12,9 @@ MAX_TOKENS = 4096
 def learned(base_ms: float = 5.0, ms_per_token: float = 0.05, ms_per_patch_block: float = 0.001) -> CostModel:
     model = CostModel(20.0, MAX_TOKENS)
     for _ in range(50):
-        model.observe(8, 0, 0, base_ms, 0.0)
-        model.observe(8, 400, 0, base_ms + 400 * ms_per_token, 0.0)
-        model.observe(8, 0, 10_000, base_ms, 10_000 * ms_per_patch_block)
+        model.observe(Observation(8, 0, 0, base_ms, 0.0))
+        model.observe(Observation(8, 400, 0, base_ms + 400 * ms_per_token, 0.0))
+        model.observe(Observation(8, 0, 10_000, base_ms, 10_000 * ms_per_patch_block))
     return model
 
 
@@ -63,24 +63,31 @@ def test_nothing_known_yet_means_nothing_is_held_back() -> None:
 def test_a_short_chunk_hides_behind_the_weights_and_may_raise_the_estimate_but_not_lower_it() -> None:
     model = learned(ms_per_token=0.02)
     for _ in range(50):
-        model.observe(8, SHORT_CHUNK_TOKENS - 1, 0, 5.1, 0.0)
+        model.observe(Observation(8, SHORT_CHUNK_TOKENS - 1, 0, 5.1, 0.0))
     assert model.ms_per_token == pytest.approx(0.02, rel=1e-4)
     for _ in range(50):
-        model.observe(8, SHORT_CHUNK_TOKENS - 1, 0, 5.0 + (SHORT_CHUNK_TOKENS - 1) * 0.03, 0.0)
+        model.observe(Observation(8, SHORT_CHUNK_TOKENS - 1, 0, 5.0 + (SHORT_CHUNK_TOKENS - 1) * 0.03, 0.0))
     assert model.ms_per_token == pytest.approx(0.03, rel=1e-4)
     for _ in range(50):
-        model.observe(8, SHORT_CHUNK_TOKENS, 0, 5.0 + SHORT_CHUNK_TOKENS * 0.025, 0.0)
+        model.observe(Observation(8, SHORT_CHUNK_TOKENS, 0, 5.0 + SHORT_CHUNK_TOKENS * 0.025, 0.0))
     assert model.ms_per_token == pytest.approx(0.025, rel=1e-4)
+
+
+def test_a_step_that_only_encodes_is_no_sign_of_graphs() -> None:
+    cost = CostModel(step_budget_ms=20.0, max_step_tokens=8192)
+    cost.observe(Observation(0, 0, 10_000, 0.0, 10.0, eager=False))
+    cost.observe(Observation(0, 512, 0, 17.0, 0.0))
+    assert cost.ms_per_token == pytest.approx(17.0 / 512)
 
 
 def test_where_graphs_are_replayed_a_small_eager_step_says_nothing_of_the_cost_of_a_token() -> None:
     cost = CostModel(step_budget_ms=20.0, max_step_tokens=8192)
-    cost.observe(1, 0, 0, 5.0, 0.0, eager=False)
-    cost.observe(0, 512, 0, 17.0, 0.0, eager=False)
+    cost.observe(Observation(1, 0, 0, 5.0, 0.0, eager=False))
+    cost.observe(Observation(0, 512, 0, 17.0, 0.0, eager=False))
     before = cost.ms_per_token
-    cost.observe(8, 64, 0, 25.0, 0.0, eager=True)
+    cost.observe(Observation(8, 64, 0, 25.0, 0.0, eager=True))
     assert cost.ms_per_token == before
-    cost.observe(0, 2048, 0, 70.0, 0.0, eager=True)
+    cost.observe(Observation(0, 2048, 0, 70.0, 0.0, eager=True))
     assert cost.ms_per_token > before
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from functools import partial
 
 import pytest
@@ -66,3 +67,22 @@ def test_a_step_that_shows_media_takes_a_graph_that_can_and_no_other_step_does()
     assert plain is not None
     assert not plain.media
     assert family.size_or_none(StepSize(1025, 1, 1, media=True)) is None
+
+
+def test_with_an_fp8_head_decodes_have_a_graph_for_either_way_and_other_steps_take_the_head() -> None:
+    sizes = family_sizes(512, 64, fp8_head=True)
+    family = family_of(sizes)
+    decodes = [size for size in family_sizes(512, 64) if size.each_row_draws]
+    assert len(sizes) == len(family_sizes(512, 64)) + len(decodes)
+    for sequences in (1, 5, 64):
+        greedy, other = (
+            family.size_or_none(StepSize(sequences, sequences, sequences, each_row_draws=True, greedy=greedy))
+            for greedy in (True, False)
+        )
+        assert greedy is not None
+        assert greedy.greedy
+        assert other == dataclasses.replace(greedy, greedy=False)
+    mixed = family.size_or_none(StepSize(30, 5, 5, greedy=True))
+    assert mixed == family.size_or_none(StepSize(30, 5, 5))
+    left = family_of([size for size in sizes if not size.greedy])
+    assert left.size_or_none(StepSize(5, 5, 5, each_row_draws=True, greedy=True)) == decodes[-4]

@@ -14,9 +14,11 @@ from engine_support import Driver, Reply, agreement, pool_bytes, running_engine,
 from reference_answers import draw_prompts, small_pictures
 
 from prism_server.engine.graphs import GraphFamily
+from prism_server.engine.language import StepOutput
 from prism_server.engine.messages import SamplingParams
 from prism_server.engine.plan import PageAssignment, SequenceRows, SlotStart, StepPlan
 from prism_server.engine.runner import Runner, RunningStep
+from prism_server.engine.step_inputs import StepSize
 
 pytestmark = [
     pytest.mark.gpu,
@@ -83,6 +85,26 @@ def test_tokens_with_graphs_are_those_of_eager_steps_and_of_the_plain_loop_on_pl
     plain = {"model__backend": "torch", "engine__overlap": False, "kv__prefix_cache": False}
     with engine_on_gpu(engine__chunk_tokens=64, **plain) as twin:
         assert agreement(replies, tokens_of(ask_mixed(twin, seed=1))) >= LEAST_AGREEMENT
+
+
+def test_decodes_by_the_heads_fp8_copy_are_replayed_and_say_what_the_head_says(driver: Driver) -> None:
+    with engine_on_gpu(model__fp8_head=True) as copying:
+        runner, replayed = runner_of(copying), set[tuple[bool, bool]]()
+        assert copying.engine.info.graphs > driver.engine.info.graphs
+        replay = runner.graphs.replay
+
+        def watched(size: StepSize) -> StepOutput:
+            replayed.add((size.each_row_draws, size.greedy))
+            return replay(size)
+
+        runner.graphs.replay = watched  # type: ignore[method-assign]
+        alone = [copying.ask(["Hello!"], 20)]
+        assert (True, True) in replayed
+        mixed = ask_mixed(copying, seed=1)
+        assert replayed == {(True, True), (True, False), (False, False)}
+    assert agreement(alone + mixed, tokens_of([driver.ask(["Hello!"], 20), *ask_mixed(driver, seed=1)])) >= (
+        LEAST_AGREEMENT
+    )
 
 
 def test_seeded_draws_of_a_request_alone_repeat_themselves_in_graphs(driver: Driver) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 
+import pytest
 from simulation import Sizes, World
 
 from prism_server.engine.sequence import Phase, Sequence
@@ -25,11 +26,14 @@ def ask(world: World, parts: list[int | str], max_tokens: int = 4) -> Sequence:
     return added[0]
 
 
-def settle(world: World) -> None:
-    while world.scheduler.has_work or world.launched:
+def settle(world: World, limit: int = 5000) -> None:
+    for _ in range(limit):
+        if not (world.scheduler.has_work or world.launched):
+            return
         while world.pending_media:
             world.media_arrives(0)
         world.step()
+    raise AssertionError("the engine stands still with work left")
 
 
 def match_of(world: World, parts: list[int | str]) -> Match:
@@ -41,22 +45,29 @@ def findable(world: World, keys: list[Digest]) -> list[bool]:
     return [key in world.kv.index for key in keys]
 
 
-def test_nothing_is_published_at_allocation_and_after_k_tokens_exactly_k_over_page_pages_are_findable() -> None:
-    world = make_world(chunk_tokens=2, page_tokens=3, depth=0)
+@pytest.mark.parametrize("depth", [0, 1])  # the world knows by the bytes whether a row that is counted is computed
+@pytest.mark.parametrize("page_tokens", [3, 4])
+@pytest.mark.parametrize("chunk_tokens", [1, 2, 3])
+def test_nothing_is_published_at_allocation_and_after_k_tokens_exactly_k_over_page_pages_are_findable(
+    chunk_tokens: int, page_tokens: int, depth: int
+) -> None:
+    world = make_world(chunk_tokens=chunk_tokens, page_tokens=page_tokens, depth=depth)
     request = world.make_request(["abc", 0, "de", 1, "abcde"], max_tokens=2, ignore_eos=True)
     (sequence,) = world.add(request) or []
     page_keys, boundaries = list(request.prompt.page_keys), request.prompt.boundaries
-    seen_partial = False
+    partial, closed = set[int](), set[int]()
     while sequence.phase is not Phase.FINISHED:
         while world.pending_media:
             world.media_arrives(0)
         world.step()
         k = sequence.num_computed
         if sequence.phase is Phase.PREFILL and sequence.table:
-            assert findable(world, page_keys) == [number * 3 <= k for number in range(1, len(page_keys) + 1)]
+            assert findable(world, page_keys) == [number * page_tokens <= k for number in range(1, len(page_keys) + 1)]
             assert findable(world, [b.key for b in boundaries]) == [b.rows <= k for b in boundaries]
-            seen_partial |= 0 < k < sequence.prompt_tokens
-    assert seen_partial
+            partial |= {k} & set(range(1, sequence.prompt_tokens))
+            closed |= {k} & {b.rows for b in boundaries}
+    assert partial
+    assert closed or chunk_tokens > 1, "some chunk ends where a medium closes"
 
 
 def test_a_page_filled_by_decoding_is_published_only_after_its_last_row_is_written() -> None:
@@ -165,6 +176,21 @@ def test_within_a_plan_every_place_is_a_destination_once_and_no_destination_is_a
     assert swaps > 50, "the worlds hardly swap: they show nothing"
 
 
+def test_a_page_that_a_plan_brings_back_from_the_host_is_no_copys_source_before_that_plan_has_completed() -> None:
+    world = make_world(num_pages=6, page_tokens=3, host_slots=12)
+    ask(world, ["abcabc"], max_tokens=1)
+    for text in ("ddddddddd", "eeeeeeeee", "cccccc"):
+        ask(world, [text], max_tokens=1)
+    both = match_of(world, ["abcabcd"]).nodes
+    assert [node.page for node in both] == [None, None], "only the host has them"
+    (longer,) = world.add(world.make_request(["abcabcd"], max_tokens=1)) or []
+    (whole,) = world.add(world.make_request(["abcabc"], max_tokens=1)) or []
+    world.step()  # its plan is checked: the page that comes back is not copied from
+    assert longer.table[:2] == [node.page for node in both]
+    assert whole.table[:1] == longer.table[:1]
+    settle(world)
+
+
 def test_a_prompt_that_is_wholly_cached_still_computes_exactly_one_token_in_a_private_page() -> None:
     for page_tokens in (2, 3, 4):
         for text in ("abcabc", "abcabcdde", "abcabcdeabcd"):
@@ -178,6 +204,14 @@ def test_a_prompt_that_is_wholly_cached_still_computes_exactly_one_token_in_a_pr
             if whole:
                 assert again.prefilled_tokens == 1
                 assert again.table[-1] not in cached_pages
+            settle(world)
+        for offset in range(1, page_tokens + 1):  # a prompt that ends with a medium is cached to its last row
+            world = make_world(page_tokens=page_tokens)
+            ask(world, ["a" * offset, 0])
+            (again,) = world.add(world.make_request(["a" * offset, 0], max_tokens=1)) or []
+            world.step()
+            assert again.prefilled_tokens == 1
+            assert again.table[-1] not in {node.page for node in world.kv.index.nodes()}
             settle(world)
 
 

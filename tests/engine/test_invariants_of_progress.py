@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 import pytest
 from simulation import Sizes, World
 from test_invariants_of_pages import ask, make_world, settle
+from test_simulated_scheduler import random_move
 
+from prism_server.engine.cost_model import Observation
 from prism_server.engine.sequence import Phase, Sequence
 from prism_server.errors import BadRequest
 
@@ -22,12 +25,21 @@ def test_if_there_is_work_a_step_computes_a_token_or_an_encoder_item_or_refuses_
     for num_pages in range(1, 9):
         for seed in range(20):
             rng = random.Random(seed)
-            overcommit = seed % 2 == 1  # what else keeps the engine moving has to do it alone
-            depth = seed // 2 % 2
-            world = World(Sizes(num_pages, page_tokens=2, feature_tokens=5, depth=depth, overcommit=overcommit), rng)
+            world = World(Sizes(num_pages=num_pages, page_tokens=2, feature_tokens=5, depth=0), rng)
             for _ in range(6):
                 world.add(world.make_request(["ab" * rng.randint(1, 3), rng.randrange(3), "c"], rng.randint(1, 4)))
             world.drain()  # fails when a step finds nothing to do although there is work
+
+
+def test_pages_that_were_promised_twice_stop_nobody() -> None:
+    """Where admission lets too many in, the oldest that can run takes pages and pins from the others."""
+    for seed in range(100):
+        rng = random.Random(seed)
+        world = World(replace(Sizes.draw(rng), overcommit=True), rng)
+        for _ in range(150):
+            random_move(world, rng)
+        world.executor.failing.clear()
+        world.drain()
 
 
 def test_a_request_larger_than_the_pool_the_context_or_the_encoder_budget_is_refused_at_admission() -> None:
@@ -122,15 +134,17 @@ def test_a_cancelled_prefill_gives_its_pages_back_once_emits_one_final_event_and
 
 
 def test_after_any_load_everything_is_empty_and_every_page_is_free_or_evictable() -> None:
-    world, rng = make_world(num_pages=10, page_tokens=3, host_slots=4), random.Random(8)
-    sizes = []
+    many = (4, 3, 2) * 4  # so many that one is often nobody's but the one's who is cancelled
+    world = make_world(items=many, num_pages=10, page_tokens=3, host_slots=4, feature_tokens=5)
+    rng, sizes = random.Random(8), []
     for _ in range(6):
         for _ in range(40):
             if len(world.live_requests()) < 8:
-                world.add(world.make_request([rng.choice("abcde"), rng.randrange(3), rng.choice("abc") * 3], 4, n=2))
+                item = rng.randrange(len(many))
+                world.add(world.make_request([rng.choice("abcde"), item, rng.choice("abc") * 3], 4, n=2))
             if world.pending_media and rng.random() < 0.5:
                 world.media_arrives(0)
-            if rng.random() < 0.1 and world.live_requests():  # also between an item's arrival and its encoding
+            if rng.random() < 0.4 and world.live_requests():  # also between an item's arrival and its encoding
                 world.cancel(rng.choice(world.live_requests()))
             world.step()
         world.drain()
@@ -218,7 +232,8 @@ def test_pixels_stay_until_their_item_is_encoded_whoever_else_asked_for_them_lea
         world.scheduler.features.clear()
         second = world.make_request(["cd" * 12, 0, "d"], max_tokens=2)
         world.add(second)
-        world.scheduler.cost.observe(0, 0, 48, 0.0, 300.0, eager=False)  # so slow that a step has time for one block
+        slow = Observation(0, 0, 48, 0.0, 300.0, eager=False)  # a step has time for one block
+        world.scheduler.cost.observe(slow)
         for _ in range(moment):
             step_with_media(world)
         halves += bool(world.features.half_encoded())

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 import pytest
 from simulation import Sizes, World
 
+from prism_server.engine.cost_model import Observation
 from prism_server.engine.feature_cache import FeatureCache
 from prism_server.engine.limits import SchedulerLimits
 from prism_server.engine.messages import GenerateRequest
@@ -54,9 +55,9 @@ class TimedDevice:
         kv, features = KVCache(4096, 64), FeatureCache(1 << 30)
         self.scheduler = Scheduler(limits, kv, features, lambda tokens: tokens * 32768, VISION_BLOCKS)
         if self.learned:  # as a rehearsal does it
-            self.scheduler.cost.observe(1, 0, 0, language_ms(1), 0.0)
-            self.scheduler.cost.observe(0, 512, 0, language_ms(512), 0.0)
-            self.scheduler.cost.observe(0, 0, 4096 * VISION_BLOCKS, 0.0, encode_ms(4096 * VISION_BLOCKS))
+            self.scheduler.cost.observe(Observation(1, 0, 0, language_ms(1), 0.0))
+            self.scheduler.cost.observe(Observation(0, 512, 0, language_ms(512), 0.0))
+            self.scheduler.cost.observe(Observation(0, 0, 4096 * VISION_BLOCKS, 0.0, encode_ms(4096 * VISION_BLOCKS)))
         self.world.items = [self._item(number, *side) for number, side in enumerate(self.items)]
         self.in_flight: deque[StepPlan] = deque()
         self.numbers = 0

@@ -15,7 +15,7 @@ moves = st.lists(
 
 @given(num_pages=st.integers(0, 6), moves=moves)
 def test_any_order_of_moves_agrees_with_plain_counting(num_pages: int, moves: list[tuple[str, int]]) -> None:
-    pool, counts = PagePool(num_pages), dict.fromkeys(range(num_pages), 0)
+    pool, counts, named = PagePool(num_pages), dict.fromkeys(range(num_pages), 0), dict.fromkeys(range(num_pages), 0)
     retired: dict[int, int] = {}
     completed = 0
     for move, number in moves:
@@ -24,7 +24,7 @@ def test_any_order_of_moves_agrees_with_plain_counting(num_pages: int, moves: li
             page = pool.allocate()
             assert counts[page] == 0
             assert page not in retired
-            counts[page] = 1
+            counts[page], named[page] = 1, 0
         elif move == "retain" and held:
             page = held[number % len(held)]
             pool.retain(page)
@@ -33,8 +33,9 @@ def test_any_order_of_moves_agrees_with_plain_counting(num_pages: int, moves: li
             page, step = held[number % len(held)], completed + number % 3
             pool.release(page, step)
             counts[page] -= 1
-            if not counts[page] and step > completed:
-                retired[page] = step
+            named[page] = max(named[page], step)
+            if not counts[page] and named[page] > completed:
+                retired[page] = named[page]
         elif move == "complete":
             completed += 1
             pool.complete(completed)

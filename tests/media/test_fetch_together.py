@@ -54,8 +54,8 @@ def test_a_failure_reaches_all_who_wait_and_is_not_kept(web: Site) -> None:
 
 
 def test_one_who_leaves_takes_nothing_from_the_others_the_last_one_ends_the_fetch(web: Site) -> None:
-    web.pages["/a"] = always(0.2, answer(BODY))
-    fetching = Fetching(web, concurrency=1, total_timeout_s=3)
+    web.pages["/a"] = always(0.5, answer(BODY))
+    fetching = Fetching(web, concurrency=1, total_timeout_s=10)
 
     async def two() -> bytes:
         first, second = (asyncio.create_task(fetching.get("/a")) for _ in range(2))
@@ -64,11 +64,12 @@ def test_one_who_leaves_takes_nothing_from_the_others_the_last_one_ends_the_fetc
         return await second
 
     assert asyncio.run(two()) == BODY
-    web.pages["/b"] = always(10.0)
+    web.pages["/b"] = always(9.0)
 
     async def gone() -> bytes:
         only = asyncio.create_task(fetching.get("/b"))
-        await asyncio.sleep(0.1)
+        while "/b" not in web.paths:
+            await asyncio.sleep(0.01)
         only.cancel()
         with suppress(asyncio.CancelledError):
             await only
@@ -86,7 +87,7 @@ def test_so_many_at_a_time_and_no_more(web: Site) -> None:
         nonlocal inside, most
         inside += 1
         most = max(most, inside)
-        yield 0.05
+        yield 0.5
         inside -= 1
         yield answer(BODY)
 

@@ -16,7 +16,8 @@ from prism_server.identity import (
     content_id,
     media_chain_keys,
 )
-from prism_server.serving.metrics import Metrics
+from prism_server.router.pods import parse_cache, parse_capacity
+from prism_server.serving.metrics import ENGINE_COUNTERS, Metrics
 
 
 @pytest.fixture(scope="module")
@@ -95,6 +96,35 @@ def test_metrics_have_the_prism_names_and_move(own_server: ServerProcess) -> Non
     assert after["prism_kv_pages"] == own_server.capacity()["total_pages"]
     assert after["prism_requests_running"] == 0
     assert 0 <= after["prism_kv_usage_ratio"] <= 1
+
+
+def test_a_router_learns_what_a_token_and_a_patch_have_cost_here(own_server: ServerProcess) -> None:
+    text = " ".join(map(str, range(400)))
+    assert own_server.chat(image_part(noise(970)), text, max_tokens=4, ignore_eos=True).status_code == 200
+    answer = own_server.http.get(f"{own_server.admin}/internal/cache").content
+    load = parse_cache(answer).load
+    assert load is not None
+    assert load.ms_per_token is not None
+    assert load.ms_per_patch is not None
+    assert min(load.ms_per_token, load.ms_per_patch) > 0
+    assert parse_capacity(own_server.http.get(f"{own_server.admin}/internal/capacity").content)[1] == load
+
+
+def test_what_the_caches_drop_and_remember_is_counted_and_no_counter_has_two_names(own_server: ServerProcess) -> None:
+    def counts() -> dict[str, float]:
+        return {name: value for name, value in own_server.metrics().items() if name.endswith("_total")}
+
+    own_server.chat("The same words again.", max_tokens=1)
+    before = counts()
+    own_server.chat("The same words again.", max_tokens=1)
+    assert counts()["prism_text_memo_hits_total"] > before["prism_text_memo_hits_total"]
+    named = {f"{name}_total" for name in (*ENGINE_COUNTERS, "steps")}
+    assert {"evicted_pages_total", "feature_evictions_total", "text_memo_evictions_total"} < named
+    assert {f"prism_{name}" for name in named} < set(before)
+    engine = {name.removeprefix("prism_engine_") for name in before if name.startswith("prism_engine_")}
+    assert "prefilled_tokens_total" in engine
+    assert not engine & named
+    assert before["process_cpu_seconds_total"] > 0
 
 
 def test_a_time_falls_into_the_bucket_whose_bound_it_does_not_exceed() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,9 +12,11 @@ import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from prism_server.http_listener.logs import REQUEST_ID
 from prism_server.serving.app import admin_app, api_app
+from prism_server.serving.exchange import Exchange
 from prism_server.serving.services import Services
-from prism_server.settings import EngineSettings, HTTPSettings, ServerSettings
+from prism_server.settings import EngineSettings, HTTPSettings, ServerLogSettings, ServerSettings
 
 CHAT = {"messages": [{"role": "user", "content": "hi"}]}
 
@@ -120,13 +123,67 @@ def test_the_admin_token_guards_internal_and_leaves_metrics_open(keys: Callable[
     assert drained == ["drain"]
 
 
+@pytest.mark.parametrize("path", ["/internal/drain", "/internal/reset_cache"])
+def test_without_a_token_the_server_is_changed_on_loopback_only(path: str) -> None:
+    drained: list[str] = []
+
+    def post(admin_host: str) -> httpx.Response:
+        house = services(admin_host=admin_host)
+        return call(admin_app(house, lambda: drained.append(admin_host)), "POST", path)
+
+    for host in ("0.0.0.0", "::", "10.0.0.7", "engine.example"):
+        refused = post(host)
+        assert (refused.status_code, refused.json()["error"]["code"]) == (403, "admin_token_needed")
+        assert "http.admin_token_file" in refused.json()["error"]["message"]
+    assert drained == []
+    assert {post(host).status_code for host in ("127.0.0.1", "::1", "localhost")} <= {202, 503}  # 503: still loading
+    assert drained == (["127.0.0.1", "::1", "localhost"] if path.endswith("drain") else [])
+
+
+def logged(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [record.getMessage() for record in caplog.records if record.name.endswith("request_log")]
+
+
+def test_each_request_under_v1_has_one_line_in_the_log_and_probes_have_none(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    app = api_app(services())
+    call(app, "GET", "/livez")
+    call(app, "POST", "/v1/generate", json=CHAT)
+    call(app, "GET", "/v1/generate")
+    loading, absent = logged(caplog)
+    assert loading.startswith("POST /v1/generate 503 end=loading engine_id=- prompt_tokens=0 ")
+    assert absent.startswith("GET /v1/generate 405 end=not_found ")
+
+
+def test_a_refused_key_is_in_the_log_and_the_lines_can_be_turned_off(
+    keys: Callable[[str], Path], caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    call(api_app(services(api_keys_file=keys("secret"))), "GET", "/v1/models")
+    [line] = logged(caplog)
+    assert line.startswith("GET /v1/models 401 end=missing_api_key ")
+    caplog.clear()
+    silent = Services.from_settings(ServerSettings(log=ServerLogSettings(requests=False)))
+    call(api_app(silent), "POST", "/v1/generate", json=CHAT)
+    assert logged(caplog) == []
+
+
+def test_work_in_a_thread_is_still_about_its_request() -> None:
+    async def ask() -> str:
+        REQUEST_ID.set("mine-2")
+        exchange = Exchange(services(), None, bytearray(), {}, None, None)  # type: ignore[arg-type]
+        return await exchange.in_worker(REQUEST_ID.get)
+
+    assert asyncio.run(ask()) == "mine-2"
+
+
 def test_refusals_and_unknown_fields_are_counted_under_a_bounded_set_of_labels() -> None:
     house = services()
     call(api_app(house), "POST", "/v1/generate", json=CHAT)
     house.metrics.unknown_fields(["user", "user", "b a d", *(f"field_{i}" for i in range(200))])
     text = house.metrics.expose().decode()
     samples = [sample for family in text_string_to_metric_families(text) for sample in family.samples]
-    assert all(sample.name.startswith("prism_") for sample in samples)
+    assert {sample.name.split("_")[0] for sample in samples} == {"prism", "process"}
     counts = {tuple(sample.labels.values()): sample.value for sample in samples if sample.name.endswith("_total")}
     assert counts[("loading",)] == 1
     assert counts[("user",)] == 2

@@ -13,12 +13,25 @@ import pytest
 from serving_support import ServerProcess, big_picture, chat_body, eventually, image_part, noise, serving
 
 SLACK_S = 10.0
+SETUP_S = 60.0
 LONG = 3000
+PATIENT = """
+import time
+from prism_server.media.kinds import ImageKind
+prepare = ImageKind.prepare
+def prepare_when_nobody_waits(self, item, facts, is_wanted):
+    end_s = time.monotonic() + 60
+    while facts.num_tokens > 1000 and is_wanted() and time.monotonic() < end_s:
+        time.sleep(0.01)
+    return prepare(self, item, facts, is_wanted)
+ImageKind.prepare = prepare_when_nobody_waits
+"""
+"""Large pictures are being prepared for as long as somebody wants them."""
 
 
 @pytest.fixture(scope="module")
 def own_server() -> Iterator[ServerProcess]:
-    with serving(**{"engine.max_running_sequences": "2", "engine.max_step_tokens": "64"}) as server:
+    with serving(PATIENT, **{"engine.max_running_sequences": "2", "engine.max_step_tokens": "8"}) as server:
         yield server
 
 
@@ -61,7 +74,7 @@ def test_decoding(own_server: ServerProcess, stream: bool) -> None:
     if stream:
         client.wait_for(b'"content":"')
     else:
-        eventually(lambda: own_server.live_pages() > 0, SLACK_S)
+        eventually(lambda: own_server.live_pages() > 0, SETUP_S)
     before = cancels(own_server)
     client.leave()
     eventually(own_server.is_idle, SLACK_S)
@@ -74,7 +87,7 @@ def test_queued(own_server: ServerProcess, stream: bool) -> None:
     for client in running:
         client.wait_for(b'"content":"')
     queued = [Client(own_server, long_body(10 + i, stream=stream)).send() for i in range(5)]
-    eventually(lambda: own_server.capacity()["waiting"] == 5, SLACK_S)
+    eventually(lambda: own_server.capacity()["waiting"] == 5, SETUP_S)
     for client in queued:
         client.leave()
     eventually(lambda: own_server.capacity()["waiting"] == 0 and own_server.capacity()["inside"] == 2, SLACK_S)
@@ -85,10 +98,10 @@ def test_queued(own_server: ServerProcess, stream: bool) -> None:
 
 def test_prefilling(own_server: ServerProcess) -> None:
     before = own_server.metrics()
-    body = chat_body("word " * 2000, max_tokens=4, stream=True)  # some hundred steps of 64 tokens
+    body = chat_body("word " * 2000, max_tokens=4, stream=True)  # some hundred steps of 8 tokens
     client = Client(own_server, body).send()
     prefilled = "prism_engine_prefilled_tokens_total"
-    eventually(lambda: own_server.metrics()[prefilled] > before[prefilled], SLACK_S, every_s=0.005)
+    eventually(lambda: own_server.metrics()[prefilled] > before[prefilled], SETUP_S)
     client.leave()
     eventually(own_server.is_idle, SLACK_S)
     generated = "prism_engine_generated_tokens_total"
@@ -98,15 +111,16 @@ def test_prefilling(own_server: ServerProcess) -> None:
 def test_preparing(own_server: ServerProcess) -> None:
     pictures = [image_part(big_picture(shade)) for shade in range(0, 240, 30)]
     clients = [Client(own_server, chat_body(*pictures, f"question {i}", max_tokens=LONG)).send() for i in range(2)]
-    eventually(lambda: own_server.metrics()["prism_media_cache_in_flight"] > 0, SLACK_S, every_s=0.005)
+    eventually(lambda: own_server.metrics()["prism_media_cache_in_flight"] == len(pictures), SETUP_S)
     for client in clients:
         client.leave()
     eventually(own_server.is_idle, SLACK_S)
+    eventually(lambda: own_server.metrics()["prism_media_cache_in_flight"] == 0, SLACK_S)
 
 
 def test_half_way_through_the_body(own_server: ServerProcess) -> None:
     client = Client(own_server, long_body(4)).send(0.5)
-    eventually(lambda: own_server.capacity()["inside"] == 1, SLACK_S)
+    eventually(lambda: own_server.capacity()["inside"] == 1, SETUP_S)
     client.leave()
     eventually(own_server.is_idle, SLACK_S)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -20,6 +19,7 @@ from prism_server.router.pods import Pod, parse_cache
 from prism_server.router.request_keys import RequestKeys, read_request
 
 PLACE = "messages[0].content[0].image_url.url"
+TOTAL_TIMEOUT_S = 12
 
 
 @pytest.fixture(scope="module")
@@ -35,8 +35,9 @@ def fetching(web: Site) -> Iterator[ServerProcess]:
         "fetch.allow_http": "true",
         "fetch.ports": str(web.port),
         "fetch.private_networks": "127.0.0.0/8",
-        "fetch.total_timeout_s": "3",
+        "fetch.total_timeout_s": str(TOTAL_TIMEOUT_S),
         "media.max_item_bytes": "200000",
+        "kv.dtype": "fp32",  # answers to a picture and to its link are compared, one cold and one hot
     }
     with serving(**options) as running:
         yield running
@@ -121,7 +122,7 @@ def test_slow_links_hold_up_nobody_else(fetching: ServerProcess, web: Site) -> N
     ]
     for thread in waiting:
         thread.start()
-    eventually(lambda: fetching.capacity()["inside"] == 12, 2.0)
+    eventually(lambda: fetching.capacity()["inside"] == 12, TOTAL_TIMEOUT_S / 2)
     assert fetching.chat(image_part(noise(506)), "What is it?", max_tokens=2).status_code == 200
     assert fetching.capacity()["inside"] == 12
     for thread in waiting:
@@ -134,9 +135,7 @@ def test_a_client_that_leaves_ends_its_fetch(fetching: ServerProcess, web: Site)
     body = msgspec.json.encode(chat_body(url_part(link(web, "/endless")), "What is it?"))
     with pytest.raises(Exception, match="timed out"):
         fetching.http.post(f"{fetching.api}/v1/chat/completions", content=body, timeout=0.3)
-    started_s = time.monotonic()
-    eventually(fetching.is_idle, 2.0)
-    assert time.monotonic() - started_s < 2.0
+    eventually(fetching.is_idle, TOTAL_TIMEOUT_S / 2)  # long before the fetch would end by itself
 
 
 def test_fetches_are_counted(fetching: ServerProcess, web: Site) -> None:
@@ -186,7 +185,7 @@ def test_a_router_sends_a_link_to_the_pod_that_holds_its_content(fetching: Serve
     content: Digest = content_id("image", picture)
     assert keys(linked).media[0].name == link_digest(linked["image_url"]["url"])
     assert fetching.chat(linked, "What is it?").status_code == 200
-    eventually(lambda: knows(fetching, content), 5.0)
+    eventually(lambda: knows(fetching, content), 60.0)
     for holder in ("uid-b", "uid-a"):
         fleet = Fleet()
         fleet.set_pods([Pod("a", "uid-a"), Pod("b", "uid-b")], 0.0)
