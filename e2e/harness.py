@@ -11,8 +11,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from kubernetes import client
-
 from e2e.cluster.layout import Layout
 
 T = TypeVar("T")
@@ -104,11 +102,6 @@ class Cluster:
             "items"
         ]
         return items
-
-    @property
-    def core(self) -> Any:
-        """The client of the API's core group."""
-        return client.CoreV1Api()
 
     @contextmanager
     def node_labels(self, node: str, labels: Mapping[str, str]) -> Iterator[None]:

@@ -16,6 +16,8 @@ from e2e.prism import Page, chat, stream
 
 PAUSE_S = 0.3
 TIMEOUT_S = 60.0
+PAGE_TOKENS = 80
+"""Of the language model, for a page of 256 x 320 pixels."""
 SHORT_ANSWER = chat("What is this?", max_tokens=4)
 
 
@@ -141,6 +143,21 @@ def read_page(url: str, number: int, page: Page) -> Reading:
     except httpx.HTTPError as error:
         ended = repr(error)
     return Reading(number, pod, cached_tokens, ended)
+
+
+def homes(url: str, pages: Sequence[Page]) -> dict[int, str]:
+    """Asks about each page twice, of whichever routers: the second time it is known, where it was the first time.
+
+    Returns the pod of each.
+    """
+    found = {}
+    for number, page in enumerate(pages):
+        first, second = (read_page(url, number, page) for _ in range(2))
+        assert (first.problem, second.problem) == ("", "")
+        assert second.pod == first.pod
+        assert second.cached_tokens >= PAGE_TOKENS
+        found[number] = first.pod
+    return found
 
 
 @contextmanager

@@ -6,7 +6,6 @@ import base64
 import json
 import random
 import secrets
-import subprocess
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -16,7 +15,7 @@ import httpx
 import pytest
 
 from e2e.cluster.layout import REPOSITORY
-from e2e.harness import Cluster, CommandFailed, Object, eventually
+from e2e.harness import Cluster, Object, eventually
 from prism_server.demo_model import LAYOUT_BY_NAME, draw_sample, encode_png
 
 CHART = REPOSITORY / "charts/prism"
@@ -241,14 +240,6 @@ def text_of(answer: httpx.Response) -> str:
     assert answer.status_code == 200, f"{answer.status_code}: {answer.text}"
     said: str = answer.json()["choices"][0]["message"]["content"]
     return said
-
-
-def operator_log(cluster: Cluster, release: str = RELEASE, namespace: str = SYSTEM) -> str:
-    """What that release's operator printed; for messages of failed tests."""
-    try:
-        return cluster.kubectl("logs", "-n", namespace, f"deployment/{release}-operator", "--tail=40")
-    except (CommandFailed, subprocess.TimeoutExpired) as error:
-        return str(error)
 
 
 @pytest.fixture(scope="session")

@@ -100,6 +100,20 @@ def test_a_pod_that_no_node_takes_shows_in_stalled_with_the_schedulers_message(h
     held.wait("Stalled", says=ABSENT_IMAGE)
 
 
+def test_pods_that_a_quota_forbids_show_in_stalled_with_the_quotas_name(
+    cluster: Cluster, operator: str, namespace: str
+) -> None:
+    about = {"name": "none", "namespace": namespace}
+    cluster.apply({"apiVersion": "v1", "kind": "ResourceQuota", "metadata": about, "spec": {"hard": {"pods": "0"}}})
+    eventually("the quota in force", lambda: cluster.read("quota", "none", namespace).get("status", {}).get("hard"))
+    deployed = Deployed.apply(cluster, prism_deployment("forbidden", namespace))
+    deployed.wait("Stalled", reason="FailedCreate", says="exceeded quota: none")
+    assert deployed.condition("Stalled")["message"].startswith("engines: ")
+    deployed.wait("RouterReady", "False", reason="FailedCreate", says="exceeded quota: none")
+    deployed.wait("Available", "False", reason="NoReadyPods")
+    deployed.delete()
+
+
 def test_a_gpu_that_no_node_has_shows_in_stalled(cluster: Cluster, place: str) -> None:
     body = prism_deployment("nogpu", place, engine={"device": "cuda"}, gpu={"memory": "80Gi"})
     deployed = Deployed.apply(cluster, body)

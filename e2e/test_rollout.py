@@ -12,13 +12,14 @@ from kubernetes import client
 
 from e2e.cluster.layout import REGISTRY
 from e2e.harness import Cluster, Object, eventually
-from e2e.load import LongAnswer, steady_load
-from e2e.prism import START_S, Deployed, new_namespace, prism_deployment
+from e2e.load import LongAnswer, homes, readers, steady_load
+from e2e.prism import START_S, Deployed, invoice_pages, new_namespace, prism_deployment
 from e2e.watches import PODS, PRISM_DEPLOYMENTS, watching
 
 STREAM_S = 60
 MOST_TOKENS = 7800
 """What the bundled model's context holds."""
+PAGES = [invoice_pages(seed)[0] for seed in range(400, 404)]
 ABSENT_IMAGE = f"{REGISTRY}/prism-server-cpu:absent"
 
 
@@ -141,9 +142,10 @@ def test_a_stream_of_a_minute_survives_the_rollout_of_its_pod_and_no_request_fai
 def test_an_eviction_and_three_edits_with_a_bad_image_fail_no_request_and_end_without_a_person(
     pair: Deployed, operator: str
 ) -> None:
-    """Never below the floor of ready pods; and the operator is killed in the middle."""
+    """Never below the floor of ready pods; and the operator is killed in the middle. Streams about pages end well, too,
+    and those pages are found again at the new engines."""
     before = uids(pair)
-    with pod_history(pair) as pods, steady_load(pair.url) as load:
+    with pod_history(pair) as pods, steady_load(pair.url) as load, readers(pair.url, PAGES) as readings:
         evict(pair, pair.engines()[0])
         mark(pair, "first")
         pair.patch({"image": {"reference": ABSENT_IMAGE}})
@@ -156,8 +158,10 @@ def test_an_eviction_and_three_edits_with_a_bad_image_fail_no_request_and_end_wi
         pair.wait("Ready", timeout_s=2 * START_S)
         load.more()
     assert (load.failures, load.sent_away) == ([], 0)
+    assert [reading for reading in readings if reading.problem] == []
     assert pods.fewest_ready == 1
     assert not before & uids(pair)
+    homes(pair.url, PAGES)
     assert {pod["metadata"]["labels"]["mark"] for pod in pair.engines()} == {"last"}
     pair.wait("Stalled", "False")
 

@@ -7,11 +7,9 @@ from collections.abc import Iterator
 import pytest
 
 from e2e.harness import Cluster, eventually, pod
-from e2e.load import read_page, readers
-from e2e.prism import START_S, Deployed, Page, invoice_pages, new_namespace, prism_deployment
+from e2e.load import PAGE_TOKENS, homes, readers
+from e2e.prism import START_S, Deployed, invoice_pages, new_namespace, prism_deployment
 
-PAGE_TOKENS = 80
-"""Of the language model, for a page of 256 x 320 pixels."""
 PAGES = [invoice_pages(seed)[0] for seed in range(200, 208)]
 NEW_PAGES = [invoice_pages(seed)[0] for seed in range(300, 308)]
 
@@ -35,18 +33,6 @@ def scale(deployed: Deployed, replicas: int) -> None:
     deployed.wait("Ready", timeout_s=2 * START_S)
 
 
-def homes(deployed: Deployed, pages: list[Page]) -> dict[int, str]:
-    """Asks about each page twice, of whichever routers: the second time it is known, where it was the first time."""
-    found = {}
-    for number, page in enumerate(pages):
-        first, second = (read_page(deployed.url, number, page) for _ in range(2))
-        assert (first.problem, second.problem) == ("", "")
-        assert second.pod == first.pod
-        assert second.cached_tokens >= PAGE_TOKENS
-        found[number] = first.pod
-    return found
-
-
 def uids(deployed: Deployed) -> tuple[set[str], set[str]]:
     """Of engines, and of routers."""
     engines, routers = ({p["metadata"]["uid"] for p in pods} for pods in (deployed.engines(), deployed.routers()))
@@ -60,9 +46,9 @@ def test_engines_from_one_to_three_to_two_and_new_routers_fail_no_stream_and_hit
         fleet.patch({"router": {"podTemplate": {"labels": {"mark": "rolled"}}}})
         eventually("no old router", lambda: not old_routers & uids(fleet)[1], timeout_s=START_S)
         fleet.wait("Ready")
-        of_three = homes(fleet, NEW_PAGES)
+        of_three = homes(fleet.url, NEW_PAGES)
         scale(fleet, 2)
-        of_two = homes(fleet, NEW_PAGES)
+        of_two = homes(fleet.url, NEW_PAGES)
     assert [reading for reading in readings if reading.problem] == []
     assert len(set(of_three.values())) > 1, "new engines get pages"
     moved = {number for number, home in of_three.items() if of_two[number] != home}

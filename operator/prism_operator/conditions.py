@@ -4,16 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
 
 from prism_operator.children import autoscale, gateway
-from prism_operator.crd.status import ConditionType
+from prism_operator.crd.status import ConditionStatus, ConditionType
 from prism_operator.model_files import model_files
 from prism_operator.pods import condition
 from prism_operator.rollout import Phase, floor_of
 from prism_operator.snapshot import Snapshot
-
-State = Literal["True", "False", "Unknown"]
 
 LONGEST_MESSAGE_CHARS = 4096
 PLAN_TOLERANCE = 0.1
@@ -28,7 +25,7 @@ class Verdict:
     """A condition without its times."""
 
     type: ConditionType
-    status: State
+    status: ConditionStatus
     reason: str
     message: str = ""
 
@@ -96,13 +93,14 @@ def progressing(snapshot: Snapshot) -> Verdict:
 
 
 def stalled(snapshot: Snapshot) -> Verdict:
-    """The first pod that cannot come up, in its own words; engines before routers."""
+    """The first pod that cannot come up, in its own words; engines before routers. Then pods that cannot be made."""
     engines = sorted(snapshot.pods, key=lambda pod: pod.ordinal)
     for pod in (*engines, *sorted(snapshot.routers.pods, key=lambda pod: pod.name)):
         if pod.trouble is not None and not pod.is_ready and not pod.is_terminating:
             return Verdict("Stalled", "True", pod.trouble.reason, f"{pod.name}: {pod.trouble.message}")
-    if (refusal := snapshot.routers.refusal) is not None:
-        return Verdict("Stalled", "True", refusal.reason, f"routers: {refusal.message}")
+    for who, refusal in (("engines", snapshot.refusal), ("routers", snapshot.routers.refusal)):
+        if refusal is not None:
+            return Verdict("Stalled", "True", refusal.reason, f"{who}: {refusal.message}")
     return Verdict("Stalled", "False", "NoPodStalled", "no pod is held up")
 
 
@@ -132,8 +130,7 @@ def kv_planned(snapshot: Snapshot) -> Verdict:
     """The sum of pages on paper."""
     if snapshot.plan is None:
         return Verdict("KVPlanned", "Unknown", "NoPlan", "the spec cannot be planned for")
-    status, reason, message = snapshot.plan.condition
-    return Verdict("KVPlanned", status, reason, message)
+    return Verdict("KVPlanned", snapshot.plan.status, snapshot.plan.reason, snapshot.plan.message)
 
 
 def kv_plan_matched(snapshot: Snapshot) -> Verdict:

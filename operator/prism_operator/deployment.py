@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from prism_operator.crd.base import DEFAULT_CLASS
 from prism_operator.crd.spec import PrismDeploymentSpec
 
 MANAGED_BY = "prism-operator"
@@ -18,6 +19,11 @@ TEMPLATE_VERSIONS = (1, 2)
 """Versions of the engines' pod template that this operator can render, oldest first: N - 1 and N once there are two."""
 ROUTER_TEMPLATE_VERSIONS = (1,)
 """The same of the routers' pod template."""
+
+
+def class_of(body: Mapping[str, Any]) -> str:
+    """The operator class of a PrismDeployment, whose spec may be one that this operator cannot read."""
+    return str(body.get("spec", {}).get("operatorClass", DEFAULT_CLASS))
 
 
 @dataclass(frozen=True, slots=True)

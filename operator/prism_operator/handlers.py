@@ -11,7 +11,7 @@ from prism_operator.api import CHILD_KINDS, POD, PRISM_DEPLOYMENT, Api, Kind
 from prism_operator.children import names
 from prism_operator.crd.base import GROUP
 from prism_operator.crd.base import KIND as OWNER_KIND
-from prism_operator.deployment import LABEL_CLASS, LABEL_DEPLOYMENT
+from prism_operator.deployment import LABEL_CLASS, LABEL_DEPLOYMENT, class_of
 from prism_operator.health import Health
 from prism_operator.metrics import Metrics
 from prism_operator.observe import identity
@@ -47,7 +47,7 @@ class Watches:
         stem = (key.namespace, names.stem(identity(body)))
         self._health.watched(key, None if kind == "DELETED" else metadata["resourceVersion"])
         self._metrics.watch_events.labels(OWNER_KIND).inc()
-        if body.get("spec", {}).get("operatorClass", "prism") != self._class:
+        if class_of(body) != self._class:
             return
         if kind == "DELETED":
             self._by_stem.pop(stem, None)

@@ -96,7 +96,8 @@ def _scaled(there: Mapping[str, Any], wanted: Mapping[str, Any]) -> dict[str, An
 def _check_workload(deployment: Deployment, plan: KVPlan, stateful_set: Mapping[str, Any] | None) -> None:
     """Facts decide whether a workload may be made or changed. One that stays as it is stays, whatever they say now."""
     if deployment.spec.engine.tensor_parallel > 1:
-        raise Refused("TensorParallelUnavailable", "engine.tensorParallel 2 cannot be served by this version yet")
+        said = "engine.tensorParallel is 2, and this version runs each engine on one card only: set it to 1"
+        raise Refused("TensorParallelUnavailable", said)
     is_unchanged = _inputs(stateful_set) == versions.ENGINE.inputs(deployment)
     if not plan.feasible and not is_unchanged:
         raise Refused(plan.reason, plan.message)

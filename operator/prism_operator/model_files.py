@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Any
 
+from prism_operator.crd.status import ConditionStatus
 from prism_operator.pods import condition
 from prism_operator.snapshot import Snapshot
 
-Answer = tuple[Literal["True", "False", "Unknown"], str, str]
+Answer = tuple[ConditionStatus, str, str]
 """Status, reason, message."""
 
 SHARED_ACCESS_MODES = frozenset({"ReadWriteMany", "ReadOnlyMany"})

@@ -23,10 +23,11 @@ from prism_operator.api import (
 from prism_operator.apply import ChildKey, owner_uid, read_children
 from prism_operator.children import names
 from prism_operator.crd.spec import PrismDeploymentSpec
-from prism_operator.deployment import LABEL_COMPONENT, LABEL_DEPLOYMENT, Deployment
-from prism_operator.pods import Pod, Trouble, find_trouble
+from prism_operator.deployment import ANNOTATION_TEMPLATE_VERSION, LABEL_COMPONENT, LABEL_DEPLOYMENT, Deployment
+from prism_operator.model_files import is_complete
+from prism_operator.pods import Pod, Trouble, creation_refused, find_trouble, last_seen_s
 from prism_operator.routers import Routers, routers_of
-from prism_operator.snapshot import Serving
+from prism_operator.snapshot import Serving, lacks_pods
 
 ANNOTATION_GENERATION = "prism-infer.io/generation"
 """On the StatefulSet: the PrismDeployment's generation that it was last applied from."""
@@ -96,6 +97,8 @@ class Observed:
     nodes: Sequence[Object] | None
     """None: this operator may not read nodes."""
     loader_trouble: Trouble | None
+    refusal: Trouble | None = None
+    """Why the API server takes no further engine pod."""
     router_pods: Sequence[Pod] = ()
     user_service: Object | None = None
     """What users call, as it was when this was read."""
@@ -125,7 +128,7 @@ def serving_of(stateful_set: Mapping[str, Any]) -> Serving:
     return Serving(
         generation=int(annotations.get(ANNOTATION_GENERATION, 0)),
         replicas=stateful_set["spec"].get("replicas", 1),
-        template_version=int(annotations.get("prism-infer.io/template-version", 0)),
+        template_version=int(annotations.get(ANNOTATION_TEMPLATE_VERSION, 0)),
         desired_revision=(status.get("updateRevision") or None) if is_observed else None,
     )
 
@@ -150,6 +153,7 @@ def observe(api: Api, facts: ClusterFacts, who: Deployment) -> Observed:
         pod_specs=[*(body["spec"] for body in pod_bodies), *_revision_specs(api, who, engines)],
         nodes=facts.nodes(),
         loader_trouble=_loader_trouble(api, who, children),
+        refusal=_engine_refusal(api, stateful_set, pods),
         router_pods=_router_pods(api, who),
         user_service=children.get(("Service", names.service(who))),
     )
@@ -183,27 +187,43 @@ def _revision_specs(api: Api, who: Deployment, engines: str) -> list[Mapping[str
 
 def _with_events(api: Api, namespace: str, pod: Pod) -> Pod:
     """A pod that waits for a volume says so in events only."""
-    fields = f"involvedObject.uid={pod.uid},type=Warning"
-    try:
-        events = api.list(EVENT, namespace, fields=fields)
-    except Forbidden:
-        return pod
+    events = _events(api, namespace, f"involvedObject.uid={pod.uid},type=Warning")
     if not events:
         return pod
-    last = max(events, key=lambda event: event.get("lastTimestamp") or event["metadata"]["creationTimestamp"])
+    last = max(events, key=last_seen_s)
     return replace(pod, trouble=Trouble(last.get("reason", "Held"), last.get("message", "")))
 
 
+def _engine_refusal(api: Api, stateful_set: Object | None, pods: Sequence[Pod]) -> Trouble | None:
+    """Asked for only while there are too few pods."""
+    if stateful_set is None or not lacks_pods(serving_of(stateful_set), pods):
+        return None
+    return _refusal(api, stateful_set)
+
+
+def _refusal(api: Api, workload: Object) -> Trouble | None:
+    metadata = workload["metadata"]
+    return creation_refused(_events(api, metadata["namespace"], f"involvedObject.uid={metadata['uid']}"))
+
+
+def _events(api: Api, namespace: str, fields: str) -> list[Object]:
+    try:
+        return api.list(EVENT, namespace, fields=fields)
+    except Forbidden:
+        return []
+
+
 def _loader_trouble(api: Api, who: Deployment, children: Mapping[ChildKey, Object]) -> Trouble | None:
-    """Why the newest loader pod does not come to its end."""
-    jobs = {body["metadata"]["uid"] for (kind, _), body in children.items() if kind == "Job"}
+    """Why the newest loader pod does not come to its end, or is not there."""
+    jobs = {body["metadata"]["uid"]: body for (kind, _), body in children.items() if kind == "Job"}
     if not jobs:
         return None
     labels = f"{LABEL_DEPLOYMENT}={names.stem(who)},{LABEL_COMPONENT}=loader"
     pods = [body for body in api.list(POD, who.namespace, labels) if owner_uid(body) in jobs]
     newest = max(pods, key=lambda body: str(body["metadata"]["creationTimestamp"]), default=None)
     if newest is None:
-        return None
+        waiting = (body for body in jobs.values() if not is_complete(body))
+        return next(filter(None, (_refusal(api, body) for body in waiting)), None)
     pod = Pod.from_object(newest)
     if pod.is_held_back:
         return _with_events(api, who.namespace, pod).trouble

@@ -9,11 +9,12 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal, NamedTuple
+from typing import Any
 
 from prism_operator.children.config import settings_of
 from prism_operator.crd.quantity import quantity_bytes
 from prism_operator.crd.spec import PrismDeploymentSpec
+from prism_operator.crd.status import ConditionStatus
 from prism_operator.nodes import (
     HOSTNAME_LABEL,
     MEMORY_LABEL,
@@ -30,27 +31,18 @@ from prism_server.capacity.page_layout import PageLayout
 from prism_server.capacity.plan import GIB, PagePlan, PlanRequest, plan_pages, suggestions
 from prism_server.settings import ServerSettings
 
-Status = Literal["True", "False", "Unknown"]
-
-
-class Condition(NamedTuple):
-    """Of type `KVPlanned`."""
-
-    status: Status
-    reason: str
-    message: str
-
 
 @dataclass(frozen=True, slots=True)
 class KVPlan:
-    """`pages` and `tokens` are those of one pod on the smallest card that fits; None where nothing is planned.
+    """What `KVPlanned` says, and the numbers: `pages` and `tokens` are those of one pod on the smallest card that fits,
+    None where nothing is planned.
 
     Reasons: `Planned`; `SomeNodesFit` (True: `suggestion` keeps pods off the eligible nodes that cannot hold
     it); `CPU` (True: no card, the pod sizes its pool); `DoesNotFit`, `SharedGPU` (False); `NoShape`, `NoFacts`
     (Unknown: pods are created, and plan for themselves).
     """
 
-    status: Status
+    status: ConditionStatus
     reason: str
     message: str
     pages: int | None = None
@@ -58,10 +50,6 @@ class KVPlan:
     max_pages: int | None = None
     """On the largest card that is eligible."""
     suggestion: str = ""
-
-    @property
-    def condition(self) -> Condition:
-        return Condition(self.status, self.reason, self.message)
 
     @property
     def feasible(self) -> bool:
@@ -92,7 +80,8 @@ def plan_kv(spec: PrismDeploymentSpec, nodes: Sequence[NodeFacts] | None) -> KVP
 
 
 def _request(spec: PrismDeploymentSpec, settings: ServerSettings, shape: ModelShape, memory_bytes: int) -> PlanRequest:
-    return settings.plan_request(shape, max(memory_bytes, 1), spec.engine.tensor_parallel)
+    request = settings.plan_request(shape, max(memory_bytes, 1), spec.engine.tensor_parallel)
+    return replace(request, fp8_head=settings.model.fp8_head)
 
 
 def _fits(spec: PrismDeploymentSpec, plan: PagePlan) -> bool:
@@ -226,11 +215,12 @@ def _node_affinity(
 def _arithmetic(spec: PrismDeploymentSpec, plan: PagePlan) -> str:
     """The sum in one line, every term of it."""
     request, layout = plan.request, plan.layout
-    working = plan.reserved_bytes - plan.weight_bytes
+    working = plan.reserved_bytes - plan.weight_bytes - plan.fp8_head_bytes
+    head = f"- {_gib(plan.fp8_head_bytes)} FP8 head " if request.fp8_head else ""
     line = (
         f"{request.shape.name}, {layout.kv_dtype}, TP {request.tensor_parallel}: "
         f"{_gib(request.gpu_memory_bytes)} GiB x {request.memory_fraction:g} "
-        f"- {_gib(plan.weight_bytes)} weights - {_gib(working)} working memory = {_gib(plan.kv_bytes)} GiB"
+        f"- {_gib(plan.weight_bytes)} weights {head}- {_gib(working)} working memory = {_gib(plan.kv_bytes)} GiB"
         f" / {layout.page_bytes:,} bytes = {plan.num_pages:,} pages, {plan.num_tokens:,} tokens"
     )
     return f"{line}; kv.pages fixes {_fixed(spec.kv.pages, layout)}" if spec.kv.pages else line

@@ -10,6 +10,9 @@ from typing import Any
 Body = Mapping[str, Any]
 
 REVISION_LABEL = "controller-revision-hash"
+FAILED_CREATE, SUCCESSFUL_CREATE = "FailedCreate", "SuccessfulCreate"
+"""Reasons of the events that the controllers of StatefulSets and Jobs post on them, for each pod that they make or
+cannot make."""
 UNSTARTED_REASONS = frozenset({"ContainerCreating", "PodInitializing"})
 """Waiting reasons of a pod that is merely young."""
 MESSAGE_CHARS = 1024
@@ -124,6 +127,22 @@ def _is_held_back(body: Body) -> bool:
 
 def _trouble(reason: str, message: str) -> Trouble:
     return Trouble(reason, message[:MESSAGE_CHARS])
+
+
+def last_seen_s(event: Body) -> float:
+    """When an Event happened last, in seconds since the epoch; it may have been posted in either of its two forms."""
+    latest = (event.get("series") or {}).get("lastObservedTime") or event.get("lastTimestamp") or event.get("eventTime")
+    return seconds(latest or event["metadata"]["creationTimestamp"])
+
+
+def creation_refused(events: Iterable[Body]) -> Trouble | None:
+    """Why no further pod may be made, in the words of a workload's events: StatefulSets and Jobs have no condition for
+    that. None where the last pod could be made."""
+    told = [event for event in events if event.get("reason") in (FAILED_CREATE, SUCCESSFUL_CREATE)]
+    last = max(told, key=lambda event: (last_seen_s(event), event["reason"] == FAILED_CREATE), default=None)
+    if last is None or last["reason"] != FAILED_CREATE:
+        return None
+    return _trouble(FAILED_CREATE, last.get("message", ""))
 
 
 def lost_nodes(nodes: Iterable[Body]) -> frozenset[str]:

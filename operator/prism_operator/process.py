@@ -16,6 +16,7 @@ from prism_operator import handlers
 from prism_operator.api import CUSTOM_RESOURCE_DEFINITION, PRISM_DEPLOYMENT, Api, ApiError, Forbidden
 from prism_operator.crd.base import GROUP, PLURAL
 from prism_operator.crd.schema import missing_fields
+from prism_operator.deployment import class_of
 from prism_operator.health import Health, serve_health
 from prism_operator.lease import Elector
 from prism_operator.metrics import Metrics
@@ -148,17 +149,16 @@ class Operator:
                 log.warning("cannot resync: %s", error)
                 await asyncio.sleep(interval_s / 4)
                 continue
-            versions = {}
-            ours = 0
+            versions, ours = {}, []
             for body in bodies:
                 metadata = body["metadata"]
                 key = Key(metadata["namespace"], metadata["name"])
                 versions[key] = metadata["resourceVersion"]
-                if body.get("spec", {}).get("operatorClass", "prism") == self._options.operator_class:
-                    ours += 1
+                if class_of(body) == self._options.operator_class:
+                    ours.append(body)
                     queue.add(key, random.uniform(0, interval_s * RESYNC_SPREAD))
             self._health.resynced(versions)
-            self._metrics.deployments.set(ours)
+            self._metrics.resynced(ours)
             await asyncio.sleep(interval_s * random.uniform(1 - RESYNC_SPREAD, 1))
 
 

@@ -26,7 +26,7 @@ from prism_operator.api import (
 from prism_operator.apply import apply_children, prune
 from prism_operator.children import config, labels, missing_apis, names
 from prism_operator.crd.status import PrismDeploymentStatus
-from prism_operator.deployment import Deployment
+from prism_operator.deployment import Deployment, class_of
 from prism_operator.dry_run import checked, pod_spec
 from prism_operator.handover import hand_over
 from prism_operator.intent import Intent, hold_back, intend
@@ -39,7 +39,7 @@ from prism_operator.queue import Key
 from prism_operator.rollout import Moves, Phase, next_moves
 from prism_operator.routers import Routers, RouterViews
 from prism_operator.slots import RolloutSlots
-from prism_operator.snapshot import Problem, Snapshot
+from prism_operator.snapshot import Problem, Snapshot, lacks_pods
 from prism_operator.starts import Starts
 from prism_operator.status import is_due, next_status, transitions
 from prism_operator.tokens import token_secret
@@ -100,7 +100,7 @@ class Reconciler:
             self._forget(key)
             return None
         who = identity(body)
-        if body["metadata"].get("deletionTimestamp") or _class_of(body) != self._options.operator_class:
+        if body["metadata"].get("deletionTimestamp") or class_of(body) != self._options.operator_class:
             self._forget(key)
             return None
         memory = self._remember(key, who)
@@ -179,6 +179,7 @@ class Reconciler:
         self, who: Deployment, before: PrismDeploymentStatus, observed: Observed, routers: Routers
     ) -> Moves:
         serving = observed.serving
+        desired = serving.desired_revision if serving else None
         progress = before.condition("Progressing")
         is_announced = (
             progress is not None
@@ -188,7 +189,7 @@ class Reconciler:
         plan = partial(
             next_moves,
             observed.pods,
-            serving.desired_revision if serving else None,
+            desired,
             serving.replicas if serving else 0,
             is_announced=is_announced,
             unrouted=routers.unrouted(observed.pods),
@@ -200,9 +201,8 @@ class Reconciler:
         moves = plan(has_slot=True)
         if moves.wants_slot and not self._slots.take(who.uid):
             moves = plan(has_slot=False)
-        is_stuck = serving is not None and any(
-            pod.trouble is not None and not pod.is_ready and pod.revision == serving.desired_revision
-            for pod in observed.pods
+        is_stuck = observed.refusal is not None or any(
+            pod.trouble is not None and not pod.is_ready and pod.revision == desired for pod in observed.pods
         )
         if not moves.wants_slot or is_stuck:
             self._slots.release(who.uid)
@@ -246,6 +246,7 @@ class Reconciler:
             spec=spec,
             serving=observed.serving,
             pods=observed.pods,
+            refusal=observed.refusal,
             routers=routers,
             freeze=intent.freeze,
             plan=intent.plan,
@@ -284,13 +285,12 @@ class Reconciler:
         waits = [due for due in due_s if due is not None]
         if snapshot.moves.wants_slot:
             waits.append(options.eviction_retry_s)
+        serving, is_explained = snapshot.serving, snapshot.refusal is not None
+        if serving is not None and lacks_pods(serving, snapshot.pods) and not is_explained:
+            waits.append(options.eviction_retry_s)  # no watch tells of the event that says why
         if any(pod.is_terminating for pod in snapshot.pods):
             waits.append(options.lost_node_grace_s)
         return Requeue(max(min(waits), 0.1)) if waits else None
-
-
-def _class_of(body: Object) -> str:
-    return str(body.get("spec", {}).get("operatorClass", "prism"))
 
 
 def _loader_job(intent: Intent, observed: Observed) -> Object | None:

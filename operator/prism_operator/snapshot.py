@@ -27,6 +27,11 @@ class Serving:
     """None while its controller has not seen the last template."""
 
 
+def lacks_pods(serving: Serving, pods: Sequence[Pod]) -> bool:
+    """Whether some of the wanted pods have not been made."""
+    return sum(pod.ordinal < serving.replicas for pod in pods) < serving.replicas
+
+
 @dataclass(frozen=True, slots=True)
 class Problem:
     """A child that could not be brought to what the spec says."""
@@ -46,6 +51,8 @@ class Snapshot:
     spec: PrismDeploymentSpec | None = None
     serving: Serving | None = None
     pods: Sequence[Pod] = ()
+    refusal: Trouble | None = None
+    """Why the API server takes no further engine pod: a quota, an admission rule."""
     routers: Routers = field(default_factory=Routers)
     freeze: Refused | None = None
     plan: KVPlan | None = None

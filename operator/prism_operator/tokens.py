@@ -8,7 +8,7 @@ import secrets
 from prism_operator.admin_client import admin_token
 from prism_operator.api import SECRET, Api, Conflict, NotFound, Object
 from prism_operator.children import labels, names
-from prism_operator.deployment import Deployment
+from prism_operator.deployment import LABEL_CLASS, Deployment
 from prism_operator.options import OperatorOptions
 
 KEY_BYTES = 32
@@ -43,5 +43,5 @@ def token_secret(deployment: Deployment, key: bytes, operator_class: str) -> Obj
     body = labels.child(
         deployment, "v1", "Secret", names.admin_token(deployment), type="Opaque", data={names.ADMIN_TOKEN_KEY: token}
     )
-    body["metadata"]["labels"]["prism-infer.io/operator-class"] = operator_class
+    body["metadata"]["labels"][LABEL_CLASS] = operator_class
     return body

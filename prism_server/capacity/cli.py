@@ -21,6 +21,7 @@ EPILOG = """examples:
 
 exit code: 0; 1 when the plan does not fit; 2 when an argument is wrong"""
 
+RANKS_HELP = "GPUs that share the model: on paper, for engines run on one GPU so far (default: 1)"
 DEFAULTS = {field.name: field.default for field in fields(PlanRequest)}
 
 
@@ -49,7 +50,7 @@ def build_parser() -> ArgumentParser:
     add("--model", default="8b", help=f"{', '.join(KNOWN_MODELS)} or a directory with a config.json (default: 8b)")
     add("--kv-dtype", choices=list(ELEMENT_BYTES), default=DEFAULTS["kv_dtype"], help="default: %(default)s")
     add("--page-tokens", type=COUNT, default=DEFAULTS["page_tokens"], metavar="N", help="default: %(default)s")
-    add("--tensor-parallel", type=COUNT, default=1, metavar="N", help="GPUs that share the model (default: 1)")
+    add("--tensor-parallel", type=COUNT, default=1, metavar="N", help=RANKS_HELP)
     add("--json", action="store_true", help="one JSON object instead of text")
     what = parser.add_mutually_exclusive_group(required=True)
     what.add_argument("--gpu-memory-gib", type=SIZE, metavar="GIB", help="plan the pages of a GPU of this size")
@@ -63,6 +64,7 @@ def build_parser() -> ArgumentParser:
         default=DEFAULTS["weight_dtype"],
         help="default: %(default)s",
     )
+    gpu.add_argument("--fp8-head", action="store_true", help="count a copy of the LM head, as with model.fp8_head")
     lengths = ("max_context_tokens", "max_step_tokens", "max_running_sequences", "max_image_tokens", "max_video_tokens")
     for name in lengths:
         flag = f"--{name.replace('_', '-')}"
@@ -81,6 +83,7 @@ def plan_from(arguments: argparse.Namespace, shape: ModelShape) -> PagePlan:
             kv_dtype=arguments.kv_dtype,
             page_tokens=arguments.page_tokens,
             weight_dtype=arguments.weight_dtype,
+            fp8_head=arguments.fp8_head,
             tensor_parallel=arguments.tensor_parallel,
             max_context_tokens=arguments.max_context_tokens,
             max_step_tokens=arguments.max_step_tokens,
@@ -101,6 +104,7 @@ def plan_facts(plan: PagePlan) -> dict[str, object]:
         "memory_fraction": plan.request.memory_fraction,
         "usable_bytes": plan.usable_bytes,
         "weight_bytes": plan.weight_bytes,
+        "fp8_head_bytes": plan.fp8_head_bytes,
         "activation_bytes": plan.activation_bytes,
         "encoder_bytes": plan.encoder_bytes,
         "feature_cache_bytes": plan.feature_cache_bytes,

@@ -114,6 +114,12 @@ class ModelShape:
         split = -(-self.text.split_parameters() // tensor_parallel)
         return (split + replicated) * WEIGHT_ELEMENT_BYTES[dtype]
 
+    def fp8_head_bytes(self, tensor_parallel: int = 1) -> int:
+        """Bytes of one rank's part of the LM head's copy (`model.fp8_head`): E4M3 numbers, an FP32 scale a token."""
+        self.check_tensor_parallel(tensor_parallel)
+        rows = -(-self.text.vocab_size // tensor_parallel)
+        return rows * (self.text.hidden_size + 4)
+
     def page_layout(self, kv_dtype: KVDtype = "fp8", page_tokens: int = 64, tensor_parallel: int = 1) -> PageLayout:
         """The KV pages of one rank, which holds its share of the KV heads."""
         self.check_tensor_parallel(tensor_parallel)

@@ -21,7 +21,8 @@ GIB = 1 << 30
 LOGIT_COPIES = 3
 """Logits, probabilities and their sorted copy, all FP32, while a batch is sampled."""
 ENCODED_PATCHES = 16_384
-"""Patches that the vision encoder takes in one step, of several pictures together; a single item may have more."""
+"""Patches that the vision encoder takes in one step, of several pictures together; a single item may have more. As many
+as the largest picture of the default limits; larger batches are no faster."""
 TENSOR_PARALLEL_SIZES = (2, 4, 8)
 
 
@@ -35,6 +36,8 @@ class PlanRequest:
     kv_dtype: KVDtype = "fp8"
     page_tokens: int = 64
     weight_dtype: WeightDtype = "bf16"
+    fp8_head: bool = False
+    """Whether the LM head has a copy in FP8 beside it."""
     tensor_parallel: int = 1
     max_context_tokens: int = 32768
     max_step_tokens: int = 8192
@@ -77,6 +80,7 @@ class PagePlan:
     layout: PageLayout
     usable_bytes: int
     weight_bytes: int
+    fp8_head_bytes: int
     activation_bytes: int
     encoder_bytes: int
     feature_cache_bytes: int
@@ -86,7 +90,7 @@ class PagePlan:
     def reserved_bytes(self) -> int:
         """Everything beside the pages."""
         working = self.activation_bytes + self.encoder_bytes + self.feature_cache_bytes + self.graph_bytes
-        return self.weight_bytes + working
+        return self.weight_bytes + self.fp8_head_bytes + working
 
     @property
     def kv_bytes(self) -> int:
@@ -131,6 +135,7 @@ class PagePlan:
                 "driver and fragmentation keep the rest",
             ),
             ("- weights", _gib(self.weight_bytes), f"{request.weight_dtype}{share}"),
+            *([("- FP8 head", _gib(self.fp8_head_bytes), "a copy of the LM head")] if request.fp8_head else []),
             ("- activations", _gib(self.activation_bytes), step_note),
             ("- vision encoder", _gib(self.encoder_bytes), request.largest_item),
             ("- encoder outputs", _gib(self.feature_cache_bytes), "the feature cache"),
@@ -163,6 +168,7 @@ def plan_pages(request: PlanRequest) -> PagePlan:
         layout=shape.page_layout(request.kv_dtype, request.page_tokens, ranks),
         usable_bytes=math.floor(request.gpu_memory_bytes * Fraction(request.memory_fraction)),
         weight_bytes=shape.weight_bytes(request.weight_dtype, ranks),
+        fp8_head_bytes=shape.fp8_head_bytes(ranks) if request.fp8_head else 0,
         activation_bytes=_activation_bytes(request),
         encoder_bytes=_encoder_bytes(request),
         feature_cache_bytes=request.feature_cache_bytes,
@@ -174,6 +180,8 @@ def suggestions(request: PlanRequest) -> Iterator[str]:
     """What would make an unfitting request fit, each tried by the same sum; smaller changes first."""
     if request.kv_dtype != "fp8" and plan_pages(other := replace(request, kv_dtype="fp8")).fits:
         yield f"FP8 KV: {plan_pages(other).num_tokens:,} tokens fit"
+    if request.fp8_head and plan_pages(other := replace(request, fp8_head=False)).fits:
+        yield f"no FP8 copy of the head: {plan_pages(other).num_tokens:,} tokens fit"
     if (plan := plan_pages(request)).num_pages:
         yield f"a context of at most {plan.num_tokens:,} tokens"
     for ranks in TENSOR_PARALLEL_SIZES:
@@ -181,7 +189,7 @@ def suggestions(request: PlanRequest) -> Iterator[str]:
             continue
         split = plan_pages(replace(request, tensor_parallel=ranks))
         if split.fits:
-            yield f"tensor parallel over {ranks} such GPUs: {split.num_tokens:,} tokens fit"
+            yield f"tensor parallel over {ranks} such GPUs, not served yet: {split.num_tokens:,} tokens fit"
             break
     yield f"a GPU of at least {_gib(plan.least_gpu_memory_bytes, up=True)}"
 

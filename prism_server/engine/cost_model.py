@@ -4,17 +4,31 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from prism_server.capacity.plan import ENCODED_PATCHES
+
 SMOOTHING = 0.2
 """Weight of the newest observation."""
 MIN_CHUNK_TOKENS = 64
 """A prefill beside decodes always gets this many tokens, so that it ends."""
-MAX_STEP_PATCHES = 16_384
-"""Patches encoded in one step, unless a single item has more: as many as the largest picture of the default limits.
-Bounds the vision tower's activations (the memory peak counts them); larger batches are no faster."""
+MAX_STEP_PATCHES = ENCODED_PATCHES
+"""Patches encoded in one step, unless a single item has more: the page plan has room for so many."""
 LAUNCH_BOUND_TOKENS = 1024
 """An eager step of fewer rows keeps the host longer than a GPU (16 ms for 36 layers beside an H200)."""
 SHORT_CHUNK_TOKENS = 256
 """Rows that hide behind the reading of the weights cost little; what they cost says nothing about longer chunks."""
+
+
+@dataclass(frozen=True, slots=True)
+class Observation:
+    """What a completed step did, and its measured times. `eager`: its language rows were no replay of a graph."""
+
+    num_decodes: int
+    num_prefill_tokens: int
+    patch_blocks: int
+    """Patches that the encoder took through a block, summed over the blocks."""
+    language_ms: float
+    encode_ms: float
+    eager: bool = True
 
 
 @dataclass(slots=True)
@@ -85,31 +99,24 @@ class CostModel:
         spare_ms = max(0.0, self._budget_ms - self.base_ms)
         return StepBudget(tokens, MAX_STEP_PATCHES, spare_ms, self.ms_per_token, self.ms_per_patch_block)
 
-    def observe(
-        self,
-        num_decodes: int,
-        num_prefill_tokens: int,
-        patch_blocks: int,
-        language_ms: float,
-        encode_ms: float,
-        eager: bool = True,
-    ) -> None:
-        """One completed step's measured times; `eager`: it was no replay of a graph.
+    def observe(self, seen: Observation) -> None:
+        """Learns from a completed step.
 
         Where there are graphs, a small step without one lasts as long as the host takes to launch it, and says nothing.
         """
-        self._replays = self._replays or not eager
-        small = num_prefill_tokens < LAUNCH_BOUND_TOKENS
-        if patch_blocks:
-            self.ms_per_patch_block = self._blend(self.ms_per_patch_block, encode_ms / patch_blocks)
-        if eager and self._replays and small:
+        num_tokens = seen.num_prefill_tokens
+        has_rows = seen.num_decodes or num_tokens
+        self._replays = self._replays or bool(has_rows and not seen.eager)
+        if seen.patch_blocks:
+            self.ms_per_patch_block = self._blend(self.ms_per_patch_block, seen.encode_ms / seen.patch_blocks)
+        if seen.eager and self._replays and num_tokens < LAUNCH_BOUND_TOKENS:
             return
-        if num_prefill_tokens >= MIN_CHUNK_TOKENS:
-            ms_per_token = max(0.0, language_ms - self.base_ms) / num_prefill_tokens
-            if num_prefill_tokens >= SHORT_CHUNK_TOKENS or ms_per_token > self.ms_per_token:
+        if num_tokens >= MIN_CHUNK_TOKENS:
+            ms_per_token = max(0.0, seen.language_ms - self.base_ms) / num_tokens
+            if num_tokens >= SHORT_CHUNK_TOKENS or ms_per_token > self.ms_per_token:
                 self.ms_per_token = self._blend(self.ms_per_token, ms_per_token)
-        elif num_decodes:
-            self.base_ms = self._blend(self.base_ms, language_ms)
+        elif seen.num_decodes:
+            self.base_ms = self._blend(self.base_ms, seen.language_ms)
 
     @staticmethod
     def _blend(old: float, new: float) -> float:

@@ -78,6 +78,41 @@ def test_every_series_of_the_dashboard_is_exposed() -> None:
     assert asked <= exposed()
 
 
+def texts() -> dict[str, str]:
+    """All of the chart, which helm hands on as it is, and the page about it."""
+    files = [ROOT / "docs" / "kubernetes.md", *(path for path in CHART.rglob("*") if path.is_file())]
+    return {str(path.relative_to(ROOT)): path.read_text() for path in files}
+
+
+def test_every_metric_that_the_chart_or_its_page_names_is_exposed() -> None:
+    """In alerts, labels of panels, descriptions of fields: wherever somebody could copy a name from."""
+    found = {(page, name) for page, text in texts().items() for name in re.findall(r"\bprism_\w+", text)}
+    found = {(page, name) for page, name in found if name not in {"prism_operator", "prism_server"}}
+    known = exposed()
+    assert len({page for page, _ in found}) >= 2
+    assert {(page, name) for page, name in found if not {name, f"{name}_bucket"} & known} == set()
+
+
+def test_the_alert_of_the_page_asks_for_a_condition_and_reasons_that_exist() -> None:
+    page = texts()["docs/kubernetes.md"]
+    [alert] = (
+        block for block in re.findall(r"^```yaml\n(.*?)^```", page, re.MULTILINE | re.DOTALL) if "alert:" in block
+    )
+    expression = yaml.safe_load(alert)["expr"]
+    [condition] = re.findall(r'condition="(\w+)"', expression)
+    [reasons] = re.findall(r'reason!~"([\w|]+)"', expression)
+    section = page.split(f"\n### `{condition}`\n")[1].split("\n### ")[0]
+    assert all(f"| `{reason}` | False |" in section for reason in reasons.split("|"))
+    grouped = re.findall(r"by \(([\w, ]+)\)", expression)[0].split(", ")
+    metrics = OperatorMetrics()
+    status = {"conditions": [{"type": condition, "status": "False", "reason": "NoReadyPods"}]}
+    metrics.resynced([{"metadata": {"namespace": "n", "name": "d"}, "status": status}])
+    labels = dict.fromkeys(grouped, "") | {"deployment_namespace": "n", "deployment": "d"}
+    assert labels.keys() == set(grouped)
+    labels |= {"condition": condition, "reason": "NoReadyPods"}
+    assert metrics.registry.get_sample_value("prism_operator_condition", labels) == 0
+
+
 def test_an_endpoint_picker_finds_the_gauges_that_the_page_tells_it_of() -> None:
     """The model server protocol of the Gateway API's inference extension."""
     page = (ROOT / "docs" / "kubernetes.md").read_text().split("\n## Gateways\n")[1].split("\n## ")[0]

@@ -63,6 +63,8 @@ def test_a_spec_that_cannot_be_served_has_a_reason_and_no_children(spec: dict[st
 def test_tensor_parallelism_has_its_plan_though_no_pods() -> None:
     found = intent({"model": SERVED, "engine": {"tensorParallel": 2}, "gpu": {"memory": "80Gi"}})
     assert reason(found) == "TensorParallelUnavailable"
+    assert found.freeze is not None
+    assert "this version runs each engine on one card only: set it to 1" in found.freeze.message
     assert found.plan is not None
     assert found.plan.pages is not None
 

@@ -41,6 +41,10 @@ def plan(nodes: list[NodeFacts] | None, base: dict[str, Any] = HUB, **change: An
     return plan_kv(deployment(merged(base, change)).spec, nodes)
 
 
+def verdict(found: KVPlan) -> tuple[str, str]:
+    return found.status, found.reason
+
+
 @pytest.mark.parametrize("dtype", ["fp8", "bf16"])
 @pytest.mark.parametrize("ranks", [1, 2])
 @pytest.mark.parametrize("model", ["2b", "4b", "8b", "32b"])
@@ -89,6 +93,15 @@ def test_settings_of_the_spec_and_overrides_reach_the_sum() -> None:
     )
     found = plan(None, gpu={"memory": "80Gi"}, kv={"memoryFractionPercent": 50}, **change)
     assert found.pages == plan_pages(request).num_pages
+
+
+def test_a_copy_of_the_head_is_a_term_of_the_sum() -> None:
+    change = {"engine": {"overrides": {"model": {"fp8_head": True}}}}
+    found, plain = (plan(None, gpu={"memory": "80Gi"}, **more) for more in (change, {}))
+    assert found.pages == plan_pages(PlanRequest(KNOWN_MODELS["8b"], 80 * GIB, fp8_head=True)).num_pages
+    assert found.pages < plain.pages
+    assert "16.33 weights - 0.58 FP8 head - " in found.message
+    assert "FP8 head" not in plain.message
 
 
 @pytest.mark.parametrize(
@@ -200,13 +213,13 @@ def test_without_facts_the_plan_is_unknown_and_pods_may_be_made(nodes: list[Node
 
 
 def test_a_node_of_unknown_memory_beside_a_small_one_refuses_nothing() -> None:
-    assert plan([node("small", 15360), node("unknown")]).condition[:2] == ("Unknown", "NoFacts")
-    assert plan([node("large", 81559), node("unknown")]).condition[:2] == ("True", "Planned")
+    assert verdict(plan([node("small", 15360), node("unknown")])) == ("Unknown", "NoFacts")
+    assert verdict(plan([node("large", 81559), node("unknown")])) == ("True", "Planned")
 
 
 def test_a_model_that_no_name_tells_is_unknown() -> None:
     mine = {"model": {"source": {"pvc": {"claimName": "mine"}}}}
-    assert plan([node(memory_mib=81559)], mine).condition[:2] == ("Unknown", "NoShape")
+    assert verdict(plan([node(memory_mib=81559)], mine)) == ("Unknown", "NoShape")
     assert plan([node(memory_mib=81559)], mine, model={"shape": "4b"}).pages
     named = {"model": {"source": {"pvc": {"claimName": "mine", "path": "Qwen3-VL-4B-Thinking"}}}}
     assert plan([node(memory_mib=81559)], named) == plan([node(memory_mib=81559)], mine, model={"shape": "4b"})
@@ -312,7 +325,7 @@ def test_a_pod_plans_with_the_same_part_of_a_shared_card_as_the_operator() -> No
 
 
 def test_on_the_cpu_the_host_decides_unless_pages_or_memory_are_given() -> None:
-    assert plan(None, DEMO).condition[:2] == ("True", "CPU")
+    assert verdict(plan(None, DEMO)) == ("True", "CPU")
     assert plan(None, DEMO).pages is None
     assert plan(None, DEMO, kv={"pages": 64}).pages == 64
     beside = plan([node(memory_mib=81559)], DEMO, gpu={"memory": "32Gi"})

@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator, Sequence
+from dataclasses import fields
 from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
 from typing import Any
 
 import pytest
 from kubernetes import client
+from prometheus_client import generate_latest
 
 from prism_operator import admin_client, cli, handlers
 from prism_operator.admin_client import Capacity, admin_token, read_capacities
 from prism_operator.api import CHILD_KINDS, POD, Api
+from prism_operator.deployment import class_of
 from prism_operator.health import Health
 from prism_operator.measures import Measures
 from prism_operator.metrics import Metrics
@@ -108,12 +115,88 @@ def test_every_option_is_a_flag() -> None:
     assert level == "DEBUG"
 
 
-@pytest.mark.parametrize("flags", [["--lease-renew-deadline-s", "20"], ["--resync-s", "0"], ["--no-such-option"]])
-def test_options_that_cannot_work_end_the_start(flags: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as ended:
-        cli.parse(flags)
-    assert ended.value.code == 2
-    assert flags[0] in capsys.readouterr().err
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (["--lease-renew-deadline-s", "20"], "--lease-renew-deadline-s"),
+        (["--resync-s", "0"], "--resync-s"),
+        (["--resync-s", "soon"], "invalid float value: 'soon'"),
+        (["--api-server-ports", "443;6443"], "--api-server-ports must be a list"),
+        (["--api-server-ports", "0"], "--api-server-ports must be between"),
+        (["--metric-port", "1"], "unknown argument '--metric-port'; did you mean --metrics-port?"),
+        (["--resync", "5"], "unknown argument '--resync'; did you mean --resync-s?"),
+    ],
+)
+def test_options_that_cannot_work_end_the_start_with_one_line(
+    flags: list[str], said: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("signal.signal", lambda *_: None)
+    assert cli.main(flags) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("prism-operator: error: ")
+    assert said in line
+
+
+def test_a_start_without_a_cluster_says_so_in_one_line(tmp_path: Path) -> None:
+    environment = {"PATH": os.environ["PATH"], "HOME": str(tmp_path)}
+    command = [sys.executable, "-m", "prism_operator.cli"]
+    ended = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert ended.returncode == 2
+    assert ended.stderr.startswith("prism-operator: error: no cluster")
+    assert len(ended.stderr.splitlines()) == 1
+
+
+def test_every_flag_is_explained(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        cli.parse(["--help"])
+    text = " ".join(capsys.readouterr().out.split())
+    for field in fields(OperatorOptions):
+        assert f"--{field.name.replace('_', '-')}" in text
+        assert len(field.metadata["help"]) > 8
+    assert "--resync-s SECONDS every PrismDeployment is looked at this often, whatever happens (default: 60.0)" in text
+
+
+def test_writes_are_a_counter() -> None:
+    metrics = Metrics()
+    metrics.observe(queue=lambda: 0, resync_age_s=lambda: 0, writes=lambda: 7)
+    exposed = generate_latest(metrics.registry).decode()
+    assert "# TYPE prism_operator_api_writes_total counter" in exposed
+    assert "prism_operator_api_writes_total 7.0" in exposed
+
+
+def test_conditions_are_a_gauge_until_their_deployment_is_gone() -> None:
+    metrics = Metrics()
+
+    def said(kind: str, status: str, reason: str) -> dict[str, str]:
+        return {"type": kind, "status": status, "reason": reason}
+
+    conditions = [
+        said("Available", "False", "BelowFloor"),
+        said("RouterReady", "True", "RoutersServe"),
+        said("KVPlanned", "Unknown", "NoFacts"),
+    ]
+    young = body("young")
+    metrics.resynced([body("demo") | {"status": {"conditions": conditions}}, young])
+
+    def samples() -> dict[tuple[str, str], float]:
+        families = metrics.registry.collect()
+        found = [
+            sample for family in families for sample in family.samples if sample.name == "prism_operator_condition"
+        ]
+        assert all(
+            (sample.labels["deployment_namespace"], sample.labels["deployment"]) == ("ns", "demo") for sample in found
+        )
+        return {(sample.labels["condition"], sample.labels["reason"]): sample.value for sample in found}
+
+    assert samples() == {("Available", "BelowFloor"): 0, ("RouterReady", "RoutersServe"): 1}
+    assert metrics.registry.get_sample_value("prism_operator_deployments") == 2
+    metrics.resynced([young])
+    assert samples() == {}
+
+
+def test_the_class_of_a_deployment_that_names_none_is_the_operators_default() -> None:
+    assert class_of({}) == class_of({"spec": {}}) == OperatorOptions().operator_class
+    assert class_of({"spec": {"operatorClass": "b"}}) == "b"
 
 
 def test_no_handler_wants_finalizers_or_annotations() -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from prism_operator.pods import Pod, lost_nodes
+from prism_operator.pods import Pod, Trouble, creation_refused, lost_nodes
 
 
 def body(status: dict[str, Any] | None = None, **metadata: Any) -> dict[str, Any]:
@@ -99,3 +99,35 @@ def test_nodes_that_are_not_known_to_be_ready_are_lost() -> None:
         return {"metadata": {"name": name}, "status": {"conditions": [{"type": "Ready", "status": status}]}}
 
     assert lost_nodes([node("a", "True"), node("b", "Unknown"), node("c", "False")]) == {"b", "c"}
+
+
+def event(reason: str, second: int, message: str = "", **fields: Any) -> dict[str, Any]:
+    made = {"creationTimestamp": "2026-01-01T00:00:00Z"}
+    return {
+        "metadata": made,
+        "reason": reason,
+        "message": message,
+        "lastTimestamp": f"2026-01-01T00:00:{second:02}Z",
+    } | fields
+
+
+REFUSED = "create Pod demo-engine-2 in StatefulSet demo-engine failed error: exceeded quota: team"
+
+
+def test_a_pod_that_may_not_be_made_is_known_by_the_last_event_of_its_workload() -> None:
+    failed = event("FailedCreate", 5, REFUSED)
+    assert creation_refused([]) is None
+    assert creation_refused([failed]) == Trouble("FailedCreate", REFUSED)
+    assert creation_refused([event("SuccessfulCreate", 4), failed, event("SuccessfulDelete", 9)]) is not None
+    assert creation_refused([failed, event("SuccessfulCreate", 6)]) is None, "there was room again"
+    same = [event("SuccessfulCreate", 5), failed]
+    assert creation_refused(same) == creation_refused(same[::-1]) == Trouble("FailedCreate", REFUSED)
+
+
+def test_an_event_counts_from_when_it_was_seen_last_in_either_form() -> None:
+    made = event("SuccessfulCreate", 30)
+    series = {"count": 9, "lastObservedTime": "2026-01-01T00:00:40.000001Z"}
+    again = event("FailedCreate", 0, lastTimestamp=None, eventTime="2026-01-01T00:00:01.5Z", series=series)
+    once = event("FailedCreate", 0, lastTimestamp=None, eventTime="2026-01-01T00:00:01.5Z")
+    assert creation_refused([made, again]) is not None
+    assert creation_refused([made, once]) is None

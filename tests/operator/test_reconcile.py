@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
@@ -25,6 +26,7 @@ from prism_operator.api import (
 )
 from prism_operator.deployment import LABEL_CLASS, LABEL_COMPONENT, MANAGED_BY
 from prism_operator.options import OperatorOptions
+from prism_operator.status import timestamp
 
 if not os.environ.get("KUBECONFIG"):
     pytest.skip("needs a cluster: KUBECONFIG", allow_module_level=True)
@@ -236,6 +238,26 @@ def test_a_bad_image_then_back_to_the_good_one_needs_nobody(world: World) -> Non
     world.settle()
     assert world.condition("Ready").status == "True"
     assert world.condition("Stalled").status == "False"
+
+
+def set_ready(world: World, name: str, status: str) -> None:
+    """As a kubelet whose probes have changed their mind about that pod."""
+    conditions = [{"type": "Ready", "status": status, "lastTransitionTime": timestamp(datetime.now(UTC))}]
+    path = POD.path(world.namespace, name, "status")
+    world.api.call("PATCH", path, None, {"status": {"conditions": conditions}}, "application/merge-patch+json")
+
+
+def test_ready_engines_without_a_ready_router_serve_nobody(world: World) -> None:
+    world.put(spec())
+    world.settle()
+    for status, reason in (("False", "NoReadyRouters"), ("True", "Serving")):
+        for router in world.routers():
+            set_ready(world, router["metadata"]["name"], status)
+        world.step()
+        found = world.condition("Available")
+        assert (found.status, found.reason) == (status, reason)
+        assert world.condition("RouterReady").status == status
+        assert world.num_ready() == 2
 
 
 def test_with_one_replica_no_surge_is_said_before_the_gap(world: World) -> None:

@@ -16,7 +16,7 @@ from prism_operator.pods import Pod, Trouble
 from prism_operator.refused import Refused
 from prism_operator.rollout import next_moves
 from prism_operator.routers import Routers
-from prism_operator.snapshot import Problem, Serving, Snapshot
+from prism_operator.snapshot import Problem, Serving, Snapshot, lacks_pods
 from prism_operator.status import is_due, next_status, transitions
 
 NOW = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
@@ -151,6 +151,23 @@ def test_routers_that_may_not_be_made_say_why() -> None:
     assert found["Stalled"] == Verdict("Stalled", "True", "FailedCreate", why)
     enough = replace(refused, pods=[router("r-a")])
     assert reasons(snapshot(SERVING, routers=enough))["RouterReady"] == ("True", "RoutersServe")
+
+
+def test_engines_that_may_not_be_made_say_why_in_stalled_before_routers() -> None:
+    why = Trouble("FailedCreate", "pods are forbidden: exceeded quota")
+    refused = snapshot(SERVING[:1], refusal=why, routers=replace(ROUTERS, refusal=Trouble("FailedCreate", "no")))
+    message = "engines: pods are forbidden: exceeded quota"
+    assert said(refused)["Stalled"] == Verdict("Stalled", "True", "FailedCreate", message)
+    stuck = pod(0, trouble=Trouble("ImagePullBackOff", "no such image"))
+    assert said(snapshot([stuck], refusal=why))["Stalled"].reason == "ImagePullBackOff", "a pod's own words come first"
+
+
+def test_pods_are_lacking_while_a_wanted_one_has_not_been_made() -> None:
+    serving = Serving(3, 2, 1, "r1")
+    assert not lacks_pods(serving, SERVING)
+    assert lacks_pods(serving, SERVING[:1])
+    assert lacks_pods(serving, [SERVING[0], pod(2, is_terminating=True)]), "one that a scale-down takes away is none"
+    assert not lacks_pods(replace(serving, replicas=0), [])
 
 
 def test_a_router_that_does_not_come_up_shows_in_stalled_after_engines() -> None:

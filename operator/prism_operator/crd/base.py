@@ -13,6 +13,8 @@ GROUP = "prism-infer.io"
 VERSION = "v1alpha1"
 KIND = "PrismDeployment"
 PLURAL = "prismdeployments"
+DEFAULT_CLASS = "prism"
+"""`spec.operatorClass` where it is not said."""
 
 
 class Model(BaseModel):

@@ -6,7 +6,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
-from prism_operator.crd.base import ImageReference, Model, Name, Open, Quantity
+from prism_operator.crd.base import DEFAULT_CLASS, ImageReference, Model, Name, Open, Quantity
 from prism_operator.crd.media import MediaSpec
 from prism_operator.crd.network import GatewaySpec, MonitoringSpec, NetworkPolicySpec, ServiceSpec
 from prism_operator.crd.pods import PodTemplateSpec, RouterPodTemplateSpec
@@ -61,7 +61,9 @@ class RouterSpec(Model):
 class EngineSpec(Model):
     """The engine's settings; `overrides` are further keys of its configuration, by group."""
 
-    tensor_parallel: Literal[1, 2] = Field(default=1, description="cards that one engine pod is split over")
+    tensor_parallel: Literal[1, 2] = Field(
+        default=1, description="cards that one engine pod is split over; 2 is planned for and not served yet: no pods"
+    )
     device: Literal["auto", "cpu", "cuda"] = Field(default="auto", description="auto: the card, where the pod has one")
     max_context_tokens: Positive = Field(default=32768, description="longest request, answer included")
     max_running_sequences: Annotated[int, Field(ge=1, le=4096)] = Field(
@@ -187,7 +189,7 @@ class PrismDeploymentSpec(Model):
             "a shared card shows its whole memory to every pod: gpu.memory must say this pod's part",
         ),
     )
-    operator_class: Name = Field(default="prism", description="the operator that takes care of it; immutable")
+    operator_class: Name = Field(default=DEFAULT_CLASS, description="the operator that takes care of it; immutable")
     template_version: NonNegative = Field(
         default=0, description="pod template version; 0: the newest when it was created"
     )

@@ -11,7 +11,7 @@ from prism_operator.crd.base import Model
 Count = Annotated[int, Field(ge=0, le=2**53 - 1)]
 """JSON numbers are exact up to 2^53."""
 
-
+ConditionStatus = Literal["True", "False", "Unknown"]
 ConditionType = Literal[
     "Available",
     "Ready",
@@ -41,7 +41,7 @@ class Condition(StatusModel):
     """One aspect of the state, as every Kubernetes condition is built."""
 
     type: Annotated[str, Field(min_length=1, max_length=316)] = Field(description="the aspect")
-    status: Literal["True", "False", "Unknown"] = Field(description="whether it holds")
+    status: ConditionStatus = Field(description="whether it holds")
     observed_generation: Count = Field(default=0, description="generation of the spec that this was said about")
     last_transition_time: Annotated[str, Field(max_length=64, json_schema_extra={"format": "date-time"})] = Field(
         description="when `status` changed last"
