@@ -16,6 +16,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 from prism_server.capacity.models import ModelShape, WeightDtype
 from prism_server.capacity.page_layout import KVDtype
 from prism_server.capacity.plan import PlanRequest
+from prism_server.http_listener.logs import LogLevel
 
 MIB = 1 << 20
 GIB = 1 << 30
@@ -85,6 +86,9 @@ class ModelSettings(Group):
         default="safetensors", description="random: weights made in place, for benchmarks; answers are nonsense"
     )
     load_threads: NonNegative = Field(default=0, description="readers of the weights; 0: one a core, at most 8")
+    fp8_head: bool = Field(
+        default=False, description="an FP8 copy of the LM head finds candidates for greedy tokens, the head ranks them"
+    )
     threads: NonNegative = Field(default=0, description="torch threads on CPU; 0: half of the cores")
 
     @property
@@ -133,6 +137,9 @@ class EngineSettings(Group):
     graphs: bool = Field(default=True, description="replay steps as CUDA graphs where the backend can; off: the twin")
     max_graph_tokens: Positive = Field(default=1024, description="rows of the largest captured step")
     overlap: bool = Field(default=True, description="prepare a step while the one before runs; off: the plain loop")
+    step_timeout_s: Annotated[float, Field(ge=0)] = Field(
+        default=300.0, description="a step that takes longer is a fault, and the server ends; 0: never"
+    )
 
 
 class MediaSettings(Group):
@@ -218,8 +225,20 @@ class HTTPSettings(Group):
         default=None, description="one key a line, or a directory of such files; absent: no key is asked for"
     )
     admin_token_file: FilePath | None = Field(
-        default=None, description="token of /internal/*; absent: no token is asked for"
+        default=None, description="token of /internal/*; absent: open to read, and to change on loopback only"
     )
+
+
+class LogSettings(Group):
+    """What is written to stderr."""
+
+    level: LogLevel = Field(default="info", description="of Prism's own lines; libraries' from warnings on")
+
+
+class ServerLogSettings(LogSettings):
+    """What is written to stderr."""
+
+    requests: bool = Field(default=True, description="a line for each request under /v1/ when it has ended")
 
 
 class ServerSettings(Group):
@@ -231,6 +250,7 @@ class ServerSettings(Group):
     media: MediaSettings = MediaSettings()
     fetch: FetchSettings = FetchSettings()
     http: HTTPSettings = HTTPSettings()
+    log: ServerLogSettings = ServerLogSettings()
 
     @model_validator(mode="after")
     def _step_holds_a_decode_of_everyone(self) -> ServerSettings:
@@ -254,5 +274,6 @@ class ServerSettings(Group):
             max_step_tokens=self.engine.max_step_tokens,
             max_running_sequences=self.engine.max_running_sequences,
             max_image_tokens=self.media.max_image_tokens,
+            max_video_tokens=self.media.max_video_tokens,
             feature_cache_bytes=self.engine.feature_cache_bytes,
         )

@@ -14,6 +14,7 @@ from prism_server.engine.engine import Engine
 from prism_server.engine.executor import Executor, StepHandle
 from prism_server.engine.feature_cache import FeatureCache
 from prism_server.engine.limits import SchedulerLimits
+from prism_server.engine.messages import EngineInfo
 from prism_server.engine.plan import StepPlan, StepResult
 from prism_server.engine.scheduler import Scheduler
 from prism_server.identity import namespace_digest
@@ -114,19 +115,19 @@ def paced_engine(settings: ServerSettings, step_ms: float, directory: Path | Non
         VISION_BLOCKS,
     )
     device = PacedDevice(step_ms, tuple(map(int, tokenizer.encode_runs([" the cat sat on the mat, and it was."])[0])))
-    info = {
-        "model_name": "paced",
-        "revision": "",
-        "namespace": namespace.hex(),
-        "layout": media.config.fingerprint,
-        "kv_dtype": settings.kv.dtype,
-        "page_tokens": page_tokens,
-        "total_pages": num_pages,
-        "bytes_per_token": 0,
-        "max_context_tokens": engine.max_context_tokens,
-        "device": "paced",
-        "backend": "none",
-        "dtype": "none",
-    }
+    info = EngineInfo(
+        model_name="paced",
+        revision="",
+        namespace=namespace.hex(),
+        layout=media.config.fingerprint,
+        kv_dtype=settings.kv.dtype,
+        page_tokens=page_tokens,
+        total_pages=num_pages,
+        bytes_per_token=0,
+        max_context_tokens=engine.max_context_tokens,
+        device="paced",
+        backend="none",
+        dtype="none",
+    )
     prompts = PromptEncoder(tokenizer, template, page_tokens, namespace, engine.max_context_tokens)
     return Engine(Parts(media, prompts, scheduler, device, info), settings), device

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 import torch
 
@@ -13,6 +12,7 @@ from prism_server.engine.device_build import DeviceBuilder
 from prism_server.engine.executor import Executor
 from prism_server.engine.feature_cache import FeatureCache
 from prism_server.engine.limits import SchedulerLimits
+from prism_server.engine.messages import EngineInfo
 from prism_server.engine.progress import Progress
 from prism_server.engine.scheduler import Scheduler
 from prism_server.errors import StartupError
@@ -38,7 +38,7 @@ class Parts:
     prompts: PromptEncoder
     scheduler: Scheduler
     executor: Executor
-    info: dict[str, Any]
+    info: EngineInfo
 
 
 def build_parts(settings: ServerSettings, progress: Callable[[Progress], None]) -> Parts:
@@ -71,24 +71,24 @@ def build_parts(settings: ServerSettings, progress: Callable[[Progress], None]) 
         model.config.vision.depth,
     )
     for seen in device.observations:
-        scheduler.cost.observe(*astuple(seen))
+        scheduler.cost.observe(seen)
     prompts = PromptEncoder(tokenizer, template, layout.page_tokens, namespace, context, settings.media.video_prompt)
-    info = {
-        "model_name": settings.model.served_name or settings.model.path.rstrip("/").rsplit("/", 1)[-1],
-        "revision": settings.model.revision,
-        "namespace": namespace.hex(),
-        "layout": media.fingerprint,
-        "kv_dtype": layout.kv_dtype,
-        "page_tokens": layout.page_tokens,
-        "total_pages": device.num_pages,
-        "bytes_per_token": layout.bytes_per_token,
-        "max_context_tokens": context,
-        "device": str(model.device),
-        "backend": ops.name,
-        "graphs": device.num_graphs,
-        "memory": device.memory,
-        "dtype": str(dtype).removeprefix("torch."),
-    }
+    info = EngineInfo(
+        model_name=settings.model.served_name or settings.model.path.rstrip("/").rsplit("/", 1)[-1],
+        revision=settings.model.revision,
+        namespace=namespace.hex(),
+        layout=media.fingerprint,
+        kv_dtype=layout.kv_dtype,
+        page_tokens=layout.page_tokens,
+        total_pages=device.num_pages,
+        bytes_per_token=layout.bytes_per_token,
+        max_context_tokens=context,
+        device=str(model.device),
+        backend=ops.name,
+        dtype=str(dtype).removeprefix("torch."),
+        graphs=device.num_graphs,
+        memory=device.memory,
+    )
     return Parts(media, prompts, scheduler, device.runner, info)
 
 
@@ -103,9 +103,10 @@ def _model(
     directory = settings.model.directory
     if settings.model.load_format == "random":
         making = partial(_report, progress, "making random weights")
-        return Qwen3VL.random(directory, device, dtype, ops, making, pixel_table)
+        return Qwen3VL.random(directory, device, dtype, ops, making, pixel_table, settings.model.fp8_head)
     loading = partial(_report, progress, "loading weights")
-    return Qwen3VL.load(directory, device, dtype, ops, loading, pixel_table, settings.model.load_threads)
+    model = settings.model
+    return Qwen3VL.load(directory, device, dtype, ops, loading, pixel_table, model.load_threads, model.fp8_head)
 
 
 def _report(progress: Callable[[Progress], None], stage: str, done: int, total: int) -> None:

@@ -16,11 +16,11 @@ import torch
 from prism_server.capacity.models import resolve_shape
 from prism_server.capacity.page_layout import PageLayout
 from prism_server.capacity.plan import plan_pages
-from prism_server.engine.cost_model import MAX_STEP_PATCHES
+from prism_server.engine.cost_model import MAX_STEP_PATCHES, Observation
 from prism_server.engine.graphs import GraphFamily, capture_within, family_sizes
 from prism_server.engine.memory import MemoryFigures
 from prism_server.engine.progress import OnProgress, Progress
-from prism_server.engine.rehearsal import Observation, Rehearsal
+from prism_server.engine.rehearsal import Rehearsal
 from prism_server.engine.runner import Runner, RunnerLimits
 from prism_server.engine.step_inputs import StepSize
 from prism_server.errors import StartupError
@@ -76,7 +76,8 @@ class DeviceBuilder:
         self._item_tokens = max(media.max_image_tokens, media.max_video_tokens, MAX_STEP_PATCHES // merge**2)
         wanted = settings.engine.graphs and self._is_cuda and model.ops.supports_graphs
         most_rows = min(settings.engine.max_graph_tokens, settings.engine.max_step_tokens)
-        self._sizes = family_sizes(most_rows, settings.engine.max_running_sequences) if wanted else []
+        most_sequences, fp8_head = settings.engine.max_running_sequences, model.text.has_fp8_head
+        self._sizes = family_sizes(most_rows, most_sequences, fp8_head) if wanted else []
 
     def build(self) -> BuiltDevice:
         """Everything, in the order that the memory needs."""
@@ -137,8 +138,9 @@ class DeviceBuilder:
         context = min(self._longest, pool_tokens)
         if context < asked:
             known = self._model.config.text.max_position_embeddings
+            level = logging.WARNING if context < self._longest else logging.INFO  # the model's own end is no surprise
             text = "context: %d tokens (asked for %d, the model knows %d, the pool holds %d)"
-            logger.info(text, context, asked, known, pool_tokens)
+            logger.log(level, text, context, asked, known, pool_tokens)
         return context
 
     def _runner(self, num_pages: int, num_host_slots: int, context: int) -> tuple[Runner, RunnerLimits]:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import random
 import threading
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from prism_server.engine.answers import Answers
 from prism_server.engine.build import Parts, build_parts
-from prism_server.engine.messages import EngineStats, Event, GenerateRequest
+from prism_server.engine.messages import EngineInfo, EngineStats, Event, GenerateRequest
 from prism_server.engine.owner import Cancel, ForgetCaches, Owner, Stop, Submit
 from prism_server.engine.progress import Progress
 from prism_server.engine.scheduler import Scheduler
@@ -20,27 +20,8 @@ from prism_server.settings import ServerSettings
 
 __all__ = ["Engine", "EngineInfo", "Progress"]
 
-
-@dataclass(frozen=True, slots=True)
-class EngineInfo:
-    """What an engine is, fixed from its start. `namespace` and `layout` are hex digests that routers compare."""
-
-    model_name: str
-    revision: str
-    namespace: str
-    layout: str
-    kv_dtype: str
-    page_tokens: int
-    total_pages: int
-    bytes_per_token: int
-    max_context_tokens: int
-    device: str
-    backend: str
-    dtype: str
-    graphs: int = 0
-    """Captured step sizes; 0 where every step is eager."""
-    memory: Mapping[str, int] = field(default_factory=dict)
-    """Bytes of the GPU by what they are for, as measured at the start, and what the paper plan said; empty on a CPU."""
+STOP_TIMEOUT_S = 10.0
+"""For the step under way, when the engine is stopped."""
 
 
 class Engine:
@@ -48,7 +29,7 @@ class Engine:
 
     def __init__(self, parts: Parts, settings: ServerSettings) -> None:
         limits = settings.engine
-        self.info = EngineInfo(**parts.info)
+        self.info: EngineInfo = parts.info
         self.media: MediaPipeline = parts.media
         self.prompts: PromptEncoder = parts.prompts
         self._parts = parts
@@ -91,19 +72,35 @@ class Engine:
 
     def stats(self) -> EngineStats:
         """A snapshot that is never older than one step."""
-        return self._owner.stats
+        stats, memo = self._owner.stats, self.prompts.tokenizer.memo
+        texts = {"text_memo_hits": memo.hits, "text_memo_misses": memo.misses, "text_memo_evictions": memo.evictions}
+        return replace(stats, counters={**stats.counters, **texts})
 
     @property
     def fault(self) -> EngineFault | None:
         """Why the engine is dead; None while it lives."""
         return self._owner.fault
 
-    def stop(self) -> None:
-        """End the owner (live requests fail), then the device and the media workers."""
+    @property
+    def turn_began_s(self) -> float | None:
+        """When the engine's thread began its present turn, by the monotonic clock; None while it has nothing to do.
+
+        A turn waits for one step at most: one that does not end is a device, or a thread, that stands still.
+        """
+        return self._owner.turn_began_s
+
+    def stop(self) -> bool:
+        """End the owner (live requests fail), then the device and the media workers.
+
+        False: the owner is stuck in its turn. Nothing is released then, and its thread, like the device's, will not
+        end: only the process can.
+        """
         self._owner.send(Stop())
-        self._owner.join()
+        if not self._owner.join(STOP_TIMEOUT_S):
+            return False
         self._parts.executor.close()
         self.media.close()
+        return True
 
     def _ended(self, request: GenerateRequest) -> None:
         with self._lock:

@@ -29,10 +29,15 @@ FEW_ROWS = 128
 Replay = Callable[[], StepOutput]
 
 
-def family_sizes(max_rows: int, max_sequences: int) -> list[StepSize]:
-    """Sizes worth a graph, largest first: every step of at most `max_rows` rows fits into one of them."""
+def family_sizes(max_rows: int, max_sequences: int, fp8_head: bool = False) -> list[StepSize]:
+    """Sizes worth a graph, largest first: every step of at most `max_rows` rows fits into one of them.
+
+    With an FP8 head, decodes alone have a graph for each way to find their tokens. Other steps take the head itself:
+    what the copy saves is a small part of their time.
+    """
     decodes = [n for n in DECODES if n < max_sequences] + [max_sequences]
-    sizes = {StepSize(n, n, n, each_row_draws=True) for n in decodes if n <= max_rows}
+    ways = (False, True) if fp8_head else (False,)
+    sizes = {StepSize(n, n, n, each_row_draws=True, greedy=way) for n in decodes if n <= max_rows for way in ways}
     for rows in [n for n in MIXED_ROWS if n < max_rows] + [max_rows]:
         few = FEW_SEQUENCES if rows <= FEW_ROWS else ()
         for sequences in {min(n, rows, max_sequences) for n in (*few, max_sequences)}:
@@ -47,7 +52,9 @@ class GraphFamily:
 
     def __init__(self, replays: Mapping[StepSize, Replay]) -> None:
         self._replays = dict(replays)
-        self._ascending = sorted(self._replays, key=lambda size: (size.rows, size.sequences, not size.each_row_draws))
+        self._ascending = sorted(
+            self._replays, key=lambda size: (size.rows, size.sequences, not size.each_row_draws, not size.greedy)
+        )
 
     def __len__(self) -> int:
         return len(self._replays)
@@ -71,6 +78,7 @@ class GraphFamily:
                 and size.rows >= wanted.rows
                 and size.sequences >= wanted.sequences
                 and (wanted.each_row_draws or not size.each_row_draws)
+                and (wanted.greedy or not size.greedy)
             ):
                 return size
         return None
@@ -152,7 +160,8 @@ def _capture(
     # Other threads (media, HTTP) may call the driver meanwhile: only this one's calls are restricted.
     with torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="thread_local"):
         output = run(size)
-    return CapturedStep(graph, StepOutput(_window(output.logits), output.tokens))
+    logits = None if output.logits is None else _window(output.logits)
+    return CapturedStep(graph, StepOutput(logits, output.tokens))
 
 
 class _Memory:

@@ -16,8 +16,8 @@ from prism_server.ops.kv_storage import PagedKV
 class StepOutput:
     """Of a step's D draws. A graph's output lies at the same addresses after every replay."""
 
-    logits: Tensor = field(repr=False)
-    """float32 [D, vocabulary]"""
+    logits: Tensor | None = field(repr=False)
+    """float32 [D, vocabulary]; None of a greedy step that was done without them."""
     tokens: Tensor = field(repr=False)
     """int64 [D]: the likeliest, also written to the slots."""
 
@@ -40,14 +40,17 @@ class LanguageStep:
             )
         return self._canvas.window(num_rows)
 
-    def __call__(self, inputs: StepInputs, media: MediaRows | MediaCanvas | None = None) -> StepOutput | None:
-        """None for a step that draws nothing."""
+    def __call__(
+        self, inputs: StepInputs, media: MediaRows | MediaCanvas | None = None, greedy: bool = False
+    ) -> StepOutput | None:
+        """None for a step that draws nothing. `greedy`: without logits, by the FP8 head."""
         slots, text = self._slots, self._model.text
         token_ids = slots.memory.index_select(0, inputs.sources)
         hidden = text.forward(token_ids, inputs.positions, self._kv, inputs.batch, media)
         if inputs.draw_slots.shape[0] == 0:
             return None
-        logits = text.logits(hidden if inputs.draw_rows is None else hidden.index_select(0, inputs.draw_rows))
-        tokens = self._model.ops.argmax(logits)
+        drawing = hidden if inputs.draw_rows is None else hidden.index_select(0, inputs.draw_rows)
+        logits = None if greedy else text.logits(drawing)
+        tokens = text.best_tokens(drawing) if logits is None else self._model.ops.argmax(logits)
         slots.last_tokens.index_copy_(0, inputs.draw_slots, tokens)
         return StepOutput(logits, tokens)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from prism_server.errors import BadRequest, PrismError
@@ -183,6 +184,28 @@ Event = Accepted | TokenDelta | SampleFinished | RequestFinished | RequestFailed
 
 
 @dataclass(frozen=True, slots=True)
+class EngineInfo:
+    """What an engine is, fixed from its start. `namespace` and `layout` are hex digests that routers compare."""
+
+    model_name: str
+    revision: str
+    namespace: str
+    layout: str
+    kv_dtype: str
+    page_tokens: int
+    total_pages: int
+    bytes_per_token: int
+    max_context_tokens: int
+    device: str
+    backend: str
+    dtype: str
+    graphs: int = 0
+    """Captured step sizes; 0 where every step is eager."""
+    memory: Mapping[str, int] = field(default_factory=dict)
+    """Bytes of the GPU by what they are for, as measured at the start, and what the paper plan said; empty on a CPU."""
+
+
+@dataclass(frozen=True, slots=True)
 class EngineStats:
     """A snapshot of the engine, replaced whole after every step. Counters only grow; gauges are marked `_now`."""
 
@@ -200,5 +223,9 @@ class EngineStats:
     """Items that are being decoded, or wait for the encoder."""
     feature_bytes_now: int = 0
     feature_bytes_capacity: int = 0
+    ms_per_token: float | None = None
+    """Prefill, as measured lately; None until it has been."""
+    ms_per_patch: float | None = None
+    """The vision encoder, all of its blocks, as measured lately; None until it has been."""
     steps: int = 0
     counters: dict[str, int] = field(default_factory=dict)

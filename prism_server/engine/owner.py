@@ -83,6 +83,8 @@ class Owner:
         self._ended: EngineFault | None = None
         self._held_contents: Counter[Digest] = Counter()
         self.fault: EngineFault | None = None
+        self.turn_began_s: float | None = None
+        """Of the monotonic clock; None while the owner sleeps. Any thread may read it."""
         self.stats = self._snapshot()
 
     # -- any thread --------------------------------------------------------------------------------------------------
@@ -98,9 +100,11 @@ class Owner:
                 raise EngineFault(self._ended.reason)
             self._inbox.put(command)
 
-    def join(self) -> None:
+    def join(self, timeout_s: float) -> bool:
+        """Whether the thread has ended, waiting for it no longer than `timeout_s`."""
         if self._thread.is_alive():
-            self._thread.join()
+            self._thread.join(timeout_s)
+        return not self._thread.is_alive()
 
     # -- the owner's thread ------------------------------------------------------------------------------------------
 
@@ -126,13 +130,20 @@ class Owner:
 
     def _take_commands(self, wait: bool) -> None:
         """Everything in the inbox; sleeps on it after a turn that found nothing to run."""
-        if wait and not self._stopping:
-            timeout_s = DEADLINE_CHECK_S if self._scheduler.has_work else None
-            with contextlib.suppress(queue.Empty):
-                self._obey(self._inbox.get(timeout=timeout_s))
+        first = self._sleep() if wait else None
+        self.turn_began_s = time.monotonic()
+        if first is not None:
+            self._obey(first)
         while not self._inbox.empty():
             self._obey(self._inbox.get())
         self._end_late_requests()
+
+    def _sleep(self) -> Command | None:
+        """The next command; None where a deadline may pass before one comes."""
+        self.turn_began_s = None
+        with contextlib.suppress(queue.Empty):
+            return self._inbox.get(timeout=DEADLINE_CHECK_S if self._scheduler.has_work else None)
+        return None
 
     def _obey(self, command: Command) -> None:
         match command:
@@ -173,14 +184,13 @@ class Owner:
         self.send(MediaDone(key, future))
 
     def _media_done(self, done: MediaDone) -> None:
-        error = done.future.exception()
-        if error is None:
+        try:
             ready = done.future.result()
+        except PrismError as error:
+            self._scheduler.media_failed(done.key, error)
+        else:
             self._executor.stage(done.key, ready.patches)
             self._scheduler.media_arrived(done.key, ready.decoded, time.monotonic())
-        else:
-            reason = error if isinstance(error, PrismError) else EngineFault(f"a medium could not be prepared: {error}")
-            self._scheduler.media_failed(done.key, reason)
 
     def _end_late_requests(self) -> None:
         now_s = time.monotonic()
@@ -237,8 +247,14 @@ class Owner:
             encoder_queue_now=scheduler.desk.num_pending + scheduler.desk.num_staged,
             feature_bytes_now=scheduler.features.used_bytes,
             feature_bytes_capacity=scheduler.features.capacity_bytes,
+            ms_per_token=scheduler.cost.ms_per_token or None,
+            ms_per_patch=scheduler.cost.ms_per_patch_block * scheduler.vision_blocks or None,
             steps=scheduler.counters["steps"],
-            counters=dict(scheduler.counters),
+            counters={
+                **scheduler.counters,
+                "evicted_pages": kv.index.evicted_pages,
+                "feature_evictions": scheduler.features.evictions,
+            },
         )
 
     def _die(self, fault: EngineFault, is_fault: bool = True) -> None:

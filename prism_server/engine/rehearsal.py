@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import partial
 from itertools import count
 
 import numpy as np
 
-from prism_server.engine.cost_model import MAX_STEP_PATCHES
+from prism_server.engine.cost_model import MAX_STEP_PATCHES, Observation
 from prism_server.engine.messages import SamplingParams
 from prism_server.engine.plan import (
     EncodeWork,
@@ -32,18 +31,6 @@ EVERYTHING = SamplingParams(max_tokens=1, temperature=1.0, top_p=0.9, repetition
 TIMED_CHUNK_TOKENS = 512
 """About what fits beside decodes into a step's time: where the cost of a token matters."""
 TIMED_ITEM_TOKENS = 1024
-
-
-@dataclass(frozen=True, slots=True)
-class Observation:
-    """What a step did and how long it took; as `CostModel.observe` takes it."""
-
-    num_decodes: int
-    num_prefill_tokens: int
-    patch_blocks: int
-    language_ms: float
-    encode_ms: float
-    eager: bool
 
 
 class Rehearsal:

@@ -177,7 +177,7 @@ class Runner(Executor):
     def run_padded(self, size: StepSize) -> StepOutput:
         """The step whose packet was sent, padded to `size`; what a graph records."""
         media = self._language.canvas(size.rows) if size.media else None
-        output = self._language(self._slots.inputs(layout_of(size)), media)
+        output = self._language(self._slots.inputs(layout_of(size)), media, size.greedy)
         assert output is not None, "a padded step draws"
         return output
 
@@ -213,13 +213,14 @@ class Runner(Executor):
         if not sequences:
             packet.begin(0)
             return _Packed(None, None, slots.append_pages(plan.pages), None, None)
-        exact = StepSize.of(sequences, bool(plan.media))
+        draws = [Draw(rows.slot, rows.draw) for rows in sequences if rows.draw is not None]
+        greedy = self.model.text.has_fp8_head and not self._sampler.asks_for_more(draws)
+        exact = StepSize.of(sequences, bool(plan.media), greedy)
         graph = self.graphs.size_or_none(exact)
         layout = layout_of(graph or exact)
         words = packet.begin(layout.num_words)
         pages = slots.append_pages(plan.pages)
         slots.write_rows(layout, sequences, self._kv.layout.page_tokens, words)
-        draws = [Draw(rows.slot, rows.draw) for rows in sequences if rows.draw is not None]
         media_rows = self.encoder.append_rows(plan.media, packet)
         return _Packed(layout, graph, pages, media_rows, self._sampler.prepare(draws, packet))
 
@@ -249,9 +250,10 @@ class Runner(Executor):
         num_draws = sum(rows.draw is not None for rows in plan.sequences)
         if output is None or num_draws == 0:
             return None, None
-        logits, tokens = output.logits[:num_draws], output.tokens[:num_draws]
-        logprobs = None
+        tokens, logprobs = output.tokens[:num_draws], None
         if packed.sampling is not None:
+            assert output.logits is not None, "a greedy step samples nothing"
+            logits = output.logits[:num_draws]
             self._sampler.apply(packed.sampling, packet, logits, tokens, self._slots.last_tokens)
             logprobs = self._sampler.logprobs(packed.sampling, packet, logits, tokens)
         return to_host(tokens), logprobs
@@ -265,7 +267,8 @@ class Runner(Executor):
             if media is not None:
                 self._language.canvas(packed.graph.rows).draw(media)
             return self.graphs.replay(packed.graph)
-        return self._language(self._slots.inputs(packed.layout, plan.sequences), media)
+        layout = packed.layout
+        return self._language(self._slots.inputs(layout, plan.sequences), media, layout.size.greedy)
 
 
 @lru_cache(maxsize=1024)

@@ -139,6 +139,10 @@ class Sampler:
             said = to_device(np.array(start.output_ids, dtype=np.int64), self._device)
             counts.zero_().index_add_(0, said, torch.ones_like(said, dtype=torch.int32))
 
+    def asks_for_more(self, draws: Sequence[Draw]) -> bool:
+        """Whether any of the step's draws needs its logits: `prepare` then finds work."""
+        return any(self._slots[draw.slot].asks_for_more(draw.index) for draw in draws)
+
     def prepare(self, draws: Sequence[Draw], packet: Packet) -> SamplingWork | None:
         """What the step's draws need beyond the likeliest token, put into the packet; None: nothing."""
         asking = [

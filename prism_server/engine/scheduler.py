@@ -45,6 +45,7 @@ class Scheduler:
         self.features = features
         self.desk = MediaDesk()
         self.in_flight = InFlightKeys()
+        self.vision_blocks = vision_blocks
         self.cost = CostModel(limits.step_budget_ms, limits.max_step_tokens, limits.max_replayed_tokens)
         self.counters: Counter[str] = Counter()
         self.queues = Queues()
@@ -66,9 +67,7 @@ class Scheduler:
     @property
     def num_uncached_tokens(self) -> int:
         """Prompt tokens that the running, the waiting and the parked still have to compute, as far as is known."""
-        waiting = sum(sequence.uncached_estimate for sequence in (*self.waiting, *self.parked))
-        running = (sequence for sequence in self.running if sequence.phase is not Phase.DECODE)
-        return waiting + sum(sequence.remaining_prefill for sequence in running)
+        return self.queues.num_uncached_tokens
 
     def take_feature_changes(self) -> tuple[list[ItemKey], list[ItemKey]]:
         """Items whose features were completed, and dropped, in the plans since the last call."""
@@ -369,12 +368,8 @@ class Scheduler:
         self.kv.check_integrity()
         self.features.check_integrity()
         self.in_flight.check_integrity()
+        self.queues.check_integrity()
         assert all(map(self.desk.is_staged, self.features.half_encoded())), "what is half encoded has lost its pixels"
-        assert all(sequence.is_admitted for sequence in self.running)
-        assert [s.number for s in self.running] == sorted(s.number for s in self.running)
-        assert all(sequence.phase is Phase.WAITING and not sequence.table for sequence in self.waiting)
-        assert all(sequence.phase is Phase.PARKED and not sequence.table for sequence in self.parked)
-        assert all(not sequence.pins for sequence in (*self.waiting, *self.parked)), "who waits holds encoder output"
         live = sum(len(sequence.table) for sequence in self.running)
         entries = sum(node.page is not None for node in self.kv.index.nodes())
         held = sum(self.kv.pool.references(page) for page in range(self.kv.pool.num_pages))

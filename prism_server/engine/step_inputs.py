@@ -22,19 +22,20 @@ from prism_server.ops.interface import AttentionBatch
 @dataclass(frozen=True, slots=True, order=True)
 class StepSize:
     """Room for so many rows, sequences and draws. `each_row_draws`: rows, sequences and draws are the same; `media`:
-    rows may show media."""
+    rows may show media; `greedy`: the likeliest tokens are all that is asked for, and the FP8 head finds them."""
 
     rows: int
     sequences: int
     draws: int
     each_row_draws: bool = False
     media: bool = False
+    greedy: bool = False
 
     @classmethod
-    def of(cls, sequences: tuple[SequenceRows, ...], media: bool = False) -> StepSize:
+    def of(cls, sequences: tuple[SequenceRows, ...], media: bool = False, greedy: bool = False) -> StepSize:
         rows = sum(part.count for part in sequences)
         draws = sum(part.draw is not None for part in sequences)
-        return cls(rows, len(sequences), draws, rows == len(sequences) == draws and not media, media)
+        return cls(rows, len(sequences), draws, rows == len(sequences) == draws and not media, media, greedy)
 
 
 class StepLayout:

@@ -26,14 +26,16 @@ class Qwen3VL:
         device: torch.device | str,
         dtype: torch.dtype,
         pixel_table: Tensor | None = None,
+        fp8_head: bool = False,
     ) -> None:
-        """`weights`, by released name, on `device` in `dtype`, leave the dict. `pixel_table`: see VisionTower."""
+        """`weights`, by released name, on `device` in `dtype`, leave the dict. `pixel_table`: see VisionTower;
+        `fp8_head`: see TextModel."""
         self.config = config
         self.device = torch.device(device)
         self.dtype = dtype
         self.ops = ops
         self.vision = VisionTower(config.vision, weights, ops, self.device, pixel_table)
-        self.text = TextModel(config.text, weights, ops, self.device)
+        self.text = TextModel(config.text, weights, ops, self.device, fp8_head)
 
     @classmethod
     def load(
@@ -45,11 +47,12 @@ class Qwen3VL:
         progress: Progress | None = None,
         pixel_table: Tensor | None = None,
         num_readers: int = 0,
+        fp8_head: bool = False,
     ) -> Qwen3VL:
         """Read config.json and the safetensors files of `directory`; StartupError, in one line, if they do not fit."""
         config = ModelConfig.from_dir(directory)
         weights = load_tensors(directory, expected_shapes(config), device, dtype, progress, num_readers)
-        return cls(config, weights, ops, device, dtype, pixel_table)
+        return cls(config, weights, ops, device, dtype, pixel_table, fp8_head)
 
     @classmethod
     def random(
@@ -60,8 +63,9 @@ class Qwen3VL:
         ops: Ops,
         progress: Progress | None = None,
         pixel_table: Tensor | None = None,
+        fp8_head: bool = False,
     ) -> Qwen3VL:
         """The shape that `directory`'s config.json describes, with random weights; no safetensors file is needed."""
         config = ModelConfig.from_dir(directory)
         weights = random_tensors(expected_shapes(config), device, dtype, progress=progress)
-        return cls(config, weights, ops, device, dtype, pixel_table)
+        return cls(config, weights, ops, device, dtype, pixel_table, fp8_head)

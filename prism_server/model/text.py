@@ -10,6 +10,7 @@ from torch import Tensor
 from prism_server.model.config import TextConfig
 from prism_server.model.loader import Tensors
 from prism_server.model.mrope import MRope
+from prism_server.ops.fp8_head import Fp8Head
 from prism_server.ops.interface import AttentionBatch, Ops
 from prism_server.ops.kv_storage import PagedKV
 
@@ -88,7 +89,10 @@ class DecoderLayer:
 class TextModel:
     """Weights of the language side and the forward pass over them; keeps no state between calls."""
 
-    def __init__(self, config: TextConfig, tensors: Tensors, ops: Ops, device: torch.device) -> None:
+    def __init__(
+        self, config: TextConfig, tensors: Tensors, ops: Ops, device: torch.device, fp8_head: bool = False
+    ) -> None:
+        """`fp8_head`: also keep an FP8 copy of the head, for `best_tokens`."""
         self.config = config
         self._ops = ops
         self._rope = MRope(config, device)
@@ -97,10 +101,15 @@ class TextModel:
         self._layers = [_take_layer(tensors, f"{prefix}layers.{i}.") for i in range(config.num_layers)]
         self._norm = tensors.pop(prefix + "norm.weight")
         self._head = self._embedding if config.tied_head else tensors.pop("lm_head.weight")
+        self._fp8_head = Fp8Head.of(self._head) if fp8_head else None
 
     @property
     def dtype(self) -> torch.dtype:
         return self._embedding.dtype
+
+    @property
+    def has_fp8_head(self) -> bool:
+        return self._fp8_head is not None
 
     @torch.inference_mode()
     def forward(
@@ -135,6 +144,12 @@ class TextModel:
     def logits(self, hidden: Tensor) -> Tensor:
         """Rows that `forward` gave, [R, hidden] -> float32 [R, vocab]."""
         return self._ops.norm_logits(hidden, self._norm, self.config.rms_norm_eps, self._head)
+
+    @torch.inference_mode()
+    def best_tokens(self, hidden: Tensor) -> Tensor:
+        """Rows that `forward` gave, [R, hidden] -> int64 [R]: their likeliest tokens, by the FP8 head."""
+        assert self._fp8_head is not None, "the head has no copy in FP8"
+        return self._ops.norm_best(hidden, self._norm, self.config.rms_norm_eps, self._fp8_head)
 
 
 def _take_layer(tensors: Tensors, prefix: str) -> DecoderLayer:

@@ -10,6 +10,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
+from prism_server.ops.fp8_head import Fp8Head
 from prism_server.ops.kv_storage import PagedKV
 
 
@@ -123,6 +124,14 @@ class Ops(ABC):
     @abstractmethod
     def argmax(self, logits: Tensor) -> Tensor:
         """int64 [R] of float32 [R, vocab]; of equals the lowest id."""
+
+    @abstractmethod
+    def norm_best(self, x: Tensor, norm: Tensor, eps: float, head: Fp8Head) -> Tensor:
+        """int64 [R]: `argmax` of `norm_logits`, for x [R, in] and the head's weight, without all of the logits.
+
+        The head's FP8 copy names candidates, their logits are worked out from the head itself; of equals the lowest id.
+        A token that is none of the candidates is not found, however good: see fp8_head.py for how unlikely that is.
+        """
 
     @abstractmethod
     def draw(self, logits: Tensor, params: Tensor) -> Tensor:

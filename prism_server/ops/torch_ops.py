@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from prism_server.ops.fp8_head import NUM_CANDIDATES, Fp8Head
 from prism_server.ops.interface import AttentionBatch, Ops
 from prism_server.ops.kv_storage import PagedKV
 
@@ -57,6 +58,13 @@ class TorchOps(Ops):
 
     def argmax(self, logits: Tensor) -> Tensor:
         return logits.argmax(dim=-1)
+
+    def norm_best(self, x: Tensor, norm: Tensor, eps: float, head: Fp8Head) -> Tensor:
+        normed = rms_norm(x, norm, eps).float()
+        likely = F.linear(normed, head.dequantised()).sort(dim=-1, descending=True, stable=True).indices
+        candidates = likely[:, :NUM_CANDIDATES].sort(dim=-1).values  # by id: of equals the first is taken
+        logits = torch.bmm(head.weight[candidates].float(), normed.unsqueeze(2)).squeeze(2)
+        return candidates.gather(1, logits.argmax(dim=-1, keepdim=True)).squeeze(1)
 
     def draw(self, logits: Tensor, params: Tensor) -> Tensor:
         temperature, top_k, top_p, min_p, where = (part.unsqueeze(1) for part in params.unbind(1))

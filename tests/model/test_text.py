@@ -194,3 +194,16 @@ def test_no_global_torch_state_differs_after_loading_and_running(tmp_path: Path)
     model = Qwen3VL.load(tmp_path, "cpu", torch.bfloat16, make_ops("auto", "cpu"))
     Session(model, [prompt], 16, "fp8").step({0: len(prompt.ids)})
     assert state() == before
+
+
+@pytest.mark.parametrize("kind", ["2b", "8b"])
+def test_an_fp8_copy_of_a_tied_or_untied_head_names_the_heads_best_tokens(kind: str, tmp_path: Path) -> None:
+    tiny_model(kind).save_pretrained(tmp_path)
+    hidden = torch.randn(40, 64, generator=torch.Generator().manual_seed(1))
+    ops = make_ops("torch", "cpu")
+    for model in (
+        Qwen3VL.load(tmp_path, "cpu", torch.float32, ops, fp8_head=True),
+        Qwen3VL.random(tmp_path, "cpu", torch.float32, ops, fp8_head=True),
+    ):
+        assert model.text.has_fp8_head
+        assert torch.equal(model.text.best_tokens(hidden), model.text.logits(hidden).argmax(dim=-1))

@@ -9,9 +9,10 @@ import triton
 from torch import Tensor
 from torch.nn import functional as F
 
+from prism_server.ops.fp8_head import Fp8Head
 from prism_server.ops.interface import AttentionBatch, Ops
 from prism_server.ops.kv_storage import PagedKV
-from prism_server.ops.triton import linear, rope_store, segments, select
+from prism_server.ops.triton import candidates, linear, rope_store, segments, select
 from prism_server.ops.triton.attention import PagedAttention
 from prism_server.ops.triton.rows import copy_rows
 from prism_server.ops.triton.swiglu import swiglu
@@ -61,6 +62,11 @@ class TritonOps(Ops):
 
     def argmax(self, logits: Tensor) -> Tensor:
         return select.argmax(logits)
+
+    def norm_best(self, x: Tensor, norm: Tensor, eps: float, head: Fp8Head) -> Tensor:
+        if linear.is_skinny(x.shape[0], x.dtype):
+            return candidates.norm_best(x, norm, eps, head)
+        return self.argmax(self.norm_logits(x, norm, eps, head.weight))
 
     def draw(self, logits: Tensor, params: Tensor) -> Tensor:
         return select.draw(logits, params)

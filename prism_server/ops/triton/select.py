@@ -24,9 +24,16 @@ def argmax(logits: Tensor) -> Tensor:
     out = torch.empty(num_rows, dtype=torch.int64, device=logits.device)
     if num_rows:
         parts = _extremes(logits, PART_TOKENS)
-        padded = triton.next_power_of_2(parts.shape[1])
-        best_ids[(num_rows,)](parts, out, parts.shape[1], BLOCK=padded, num_warps=1, **overlapped(logits.device))
+        best_of_parts(parts, out)
     return out
+
+
+def best_of_parts(parts: Tensor, out: Tensor) -> None:
+    """The id of each row's first place, to out int64 [R]; parts int64 [R, parts, places], a part's first one first."""
+    num_rows, num_parts, width = parts.shape
+    block = triton.next_power_of_2(num_parts)
+    extra = overlapped(parts.device)
+    best_ids[(num_rows,)](parts, out, num_parts, WIDTH=width, BLOCK=block, num_warps=1, **extra)
 
 
 def draw(

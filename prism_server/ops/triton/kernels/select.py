@@ -73,14 +73,17 @@ def extremes(logits, parts, vocab_size, num_parts, BLOCK: tl.constexpr, PDL: tl.
 
 
 @triton.jit
-def best_ids(parts, out, num_parts, BLOCK: tl.constexpr, PDL: tl.constexpr):
-    """out int64 [rows]: ids of the first of the places that `extremes` found. Grid (rows,), BLOCK >= num_parts."""
+def best_ids(parts, out, num_parts, WIDTH: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr):
+    """out int64 [rows]: id of the first place of a row. Grid (rows,), BLOCK >= num_parts.
+
+    parts int64 [rows, num_parts, WIDTH], of which the first column counts.
+    """
     if PDL:
         cuda.gdc_launch_dependents()
         cuda.gdc_wait()
     row = tl.program_id(0).to(tl.int64)
     numbers = tl.arange(0, BLOCK)
-    found = tl.load(parts + (row * num_parts + numbers) * 2, mask=numbers < num_parts, other=LOWEST_PLACE)
+    found = tl.load(parts + (row * num_parts + numbers) * WIDTH, mask=numbers < num_parts, other=LOWEST_PLACE)
     tl.store(out + row, _id_of(tl.max(found)))
 
 

@@ -1,0 +1,64 @@
+"""Steps that the executor has been given and has not given back yet."""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from prism_server.engine.cost_model import CostModel, Observation
+from prism_server.engine.plan import StepResult
+from prism_server.engine.plan_builder import LaunchedRows, PlanBuilder
+from prism_server.engine.sequence import Sequence
+from prism_server.errors import EngineFault
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchedStep:
+    """What the completion of a launched plan needs to know."""
+
+    step: int
+    rows: tuple[LaunchedRows, ...]
+    num_decodes: int
+    patch_blocks: int
+    encodes_for: frozenset[Sequence]
+
+
+class LaunchedSteps:
+    """They complete in order. What each took is counted, and the cost model learns from it."""
+
+    def __init__(self, cost: CostModel, counters: Counter[str]) -> None:
+        self._cost, self._counters = cost, counters
+        self._steps: deque[LaunchedStep] = deque()
+
+    def __len__(self) -> int:
+        return len(self._steps)
+
+    def __iter__(self) -> Iterator[LaunchedStep]:
+        return iter(self._steps)
+
+    def add(self, builder: PlanBuilder, patch_blocks: int) -> None:
+        """The builder's plan is launched; `patch_blocks`: its encoder work."""
+        rows, encodes_for = tuple(builder.launched), frozenset(builder.encodes_for)
+        self._steps.append(LaunchedStep(builder.step, rows, builder.num_decodes, patch_blocks, encodes_for))
+        self._counters["steps"] += 1
+
+    def complete(self, result: StepResult) -> LaunchedStep:
+        """Take the oldest one; EngineFault if `result` is another's."""
+        launched = self._steps.popleft()
+        if launched.step != result.step:
+            raise EngineFault(f"step {result.step} completed, but step {launched.step} was launched before it")
+        self._observe(launched, result)
+        return launched
+
+    def _observe(self, launched: LaunchedStep, result: StepResult) -> None:
+        num_tokens = sum(rows.end - rows.start for rows in launched.rows)
+        language_ms = max(0.0, result.duration_ms - result.encode_ms)
+        prefill_tokens = num_tokens - launched.num_decodes
+        self._counters["step_tokens"] += num_tokens
+        self._counters["step_sequences"] += len(launched.rows)
+        self._counters["step_microseconds"] += round(result.duration_ms * 1e3)
+        self._counters["encode_microseconds"] += round(result.encode_ms * 1e3)
+        self._counters["eager_steps"] += result.eager
+        work = launched.num_decodes, prefill_tokens, launched.patch_blocks
+        self._cost.observe(Observation(*work, language_ms, result.encode_ms, result.eager))
