@@ -228,7 +228,7 @@ def tokens_of(replies: Sequence[Reply]) -> list[list[int]]:
     return [reply.tokens for reply in replies]
 
 
-def agreement(got: Sequence[Reply], expected: Sequence[Sequence[int]]) -> float:
+def agreement(got: Sequence[Reply | Sequence[int]], expected: Sequence[Sequence[int]]) -> float:
     """The share of equal tokens, each answer up to its first difference: what comes after it answers another text.
 
     For answers drawn at random: where the same row is computed in another batch or chunk, its logits differ in the last
@@ -236,7 +236,8 @@ def agreement(got: Sequence[Reply], expected: Sequence[Sequence[int]]) -> float:
     number, or one of another sequence, changes nearly every token.
     """
     total = agreeing = 0
-    for one, other in zip(tokens_of(got), expected, strict=True):
+    for answer, other in zip(got, expected, strict=True):
+        one = answer.tokens if isinstance(answer, Reply) else answer
         differing = (i for i, pair in enumerate(zip(one, other, strict=False)) if pair[0] != pair[1])
         first = next(differing, min(len(one), len(other)))
         total += first + (first < max(len(one), len(other)))

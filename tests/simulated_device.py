@@ -174,11 +174,12 @@ class SimulatedExecutor:
     def _check_computed(self, slot: int, start: int, end: int) -> None:
         """The last plan computes rows [start, end) of the slot: in pages that no plan of another user still reads."""
         table, user = self.launched_tables[slot], self.users[slot]
-        for index in range(start // self.page_tokens, (end - 1) // self.page_tokens + 1):
+        num_read = 1 + (end - 1) // self.page_tokens  # behind them may stand what a preempted one was to get
+        for index in range(start // self.page_tokens, num_read):
             for named in self.named:
                 assert named.tables.get(table[index], user) == user, "what a launched plan reads is computed anew"
-        for page in table.values():
-            self.named[-1].tables[page] = user
+        for index in range(num_read):
+            self.named[-1].tables[table[index]] = user
 
     def _copy(self, plan: StepPlan) -> list[tuple[int, list[tuple[bytes, bytes]]]]:
         """Returns the pages that are being swapped in; nobody may touch them before the step has completed."""

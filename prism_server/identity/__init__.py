@@ -14,12 +14,13 @@ from prism_server.identity.chains import (
     page_key,
 )
 from prism_server.identity.digest import KEY_VERSION, Digest, framed_digest
-from prism_server.identity.media import MediaOptions, content_id, frames_id, layout_digest, link_digest
+from prism_server.identity.media import LinkContent, MediaOptions, content_id, frames_id, layout_digest, link_digest
 
 __all__ = [
     "KEY_VERSION",
     "ChainPart",
     "Digest",
+    "LinkContent",
     "MediaOptions",
     "MediaPart",
     "PageSpan",

@@ -47,6 +47,14 @@ def link_digest(url: str) -> Digest:
     return framed_digest("link", (url,))
 
 
+@dataclass(frozen=True, slots=True)
+class LinkContent:
+    """What a link led to when a server last fetched it: its `link_digest`, and the content's id."""
+
+    url_digest: Digest
+    content_id: Digest
+
+
 def layout_digest(kind: str, options: Mapping[str, Field]) -> Digest:
     """Identity of everything that turns the bytes into pixels and tokens: limits, patch, merge, background, sampling.
 

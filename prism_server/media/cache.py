@@ -131,7 +131,7 @@ class PatchCache:
                 with self._lock:
                     self._failed += 1
                     del self._flights[key]
-                _fail(flight, error if isinstance(error, PrismError) else _unforeseen(key, error))
+                _fail(flight, error if isinstance(error, PrismError) else media_failed(key, error))
                 return
         with self._lock:
             self._prepared += 1
@@ -160,11 +160,11 @@ class PatchCache:
         _fail(flight, EngineFault("the server is stopping; the medium was not prepared"))
 
 
-def _unforeseen(key: ItemKey, error: BaseException) -> BadRequest:
-    """The refusal of this one medium; what went wrong is for the log, not for the client."""
+def media_failed(key: ItemKey, error: BaseException, param: str | None = None) -> BadRequest:
+    """The refusal of one medium at which something unforeseen was raised: that is for the log, not for the client."""
     logger.error("medium %s could not be prepared", key.content_id.hex(), exc_info=error)
     reason = "the medium could not be prepared: the server failed at it, and its log says why"
-    return BadRequest(reason, status=UNPROCESSABLE, code=MEDIA_FAILED)
+    return BadRequest(reason, param, UNPROCESSABLE, MEDIA_FAILED)
 
 
 def _fail(flight: _Flight, error: PrismError) -> None:

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from prism_server.errors import BadRequest, EngineFault
+from prism_server.errors import BadRequest, EngineFault, PrismError
 from prism_server.identity import Digest, framed_digest
-from prism_server.media.cache import CacheStats, Materialised, PatchCache
+from prism_server.media.cache import CacheStats, Materialised, PatchCache, media_failed
 from prism_server.media.clip_kind import VideoKind
 from prism_server.media.facts_table import FactsStats, FactsTable
 from prism_server.media.item import ItemFacts, ItemKey, MediaItem
@@ -124,7 +124,12 @@ class MediaPipeline:
         key = ItemKey(content, kind.layout(item))
         facts = self._facts.get(key)
         if facts is None:
-            facts = kind.describe(item, key)
+            try:
+                facts = kind.describe(item, key)
+            except PrismError:
+                raise
+            except Exception as error:
+                raise media_failed(key, error, item.param) from error
             self._facts.put(facts)
         return facts
 

@@ -3,39 +3,34 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from http import HTTPStatus
+from ipaddress import ip_address
 
-from fastapi import APIRouter, Depends
 from starlette.requests import Request
 from starlette.responses import Response
+from starlette.routing import Route
 
 from prism_server.errors import BadRequest
+from prism_server.http_listener.key_file import check_bearer
 from prism_server.identity import KEY_VERSION
-from prism_server.serving.auth import check_bearer
 from prism_server.serving.http_errors import json_response
 from prism_server.serving.metrics import CONTENT_TYPE
 from prism_server.serving.services import Services
 
 
-def admin_router(services: Services, drain: Callable[[], None]) -> APIRouter:
+def admin_routes(services: Services, drain: Callable[[], None]) -> list[Route]:
     """`drain` starts the same drain as SIGTERM, once, and returns at once."""
-    router = APIRouter()
 
-    async def token(request: Request) -> None:
-        check_bearer(services.admin_token, request.headers.get("authorization"))
-
-    internal = APIRouter(prefix="/internal", dependencies=[Depends(token)])
-
-    @router.get("/metrics")
-    async def metrics() -> Response:
+    async def metrics(_: Request) -> Response:
         return Response(services.metrics.expose(), media_type=CONTENT_TYPE)
 
-    @internal.get("/capacity")
-    async def capacity() -> Response:
+    async def capacity(request: Request) -> Response:
+        _check_token(services, request)
         return json_response(_identity(services) | _capacity(services))
 
-    @internal.get("/cache")
     async def cache(request: Request) -> Response:
         """What the caches gained and lost since (`epoch`, `cursor`), a snapshot where that says nothing; the load."""
+        _check_token(services, request)
         epoch, cursor = request.query_params.get("epoch"), request.query_params.get("cursor")
         if cursor is not None and not (cursor.isascii() and cursor.isdigit()):
             raise BadRequest("cursor must be a number that an earlier answer gave", param="cursor")
@@ -48,20 +43,48 @@ def admin_router(services: Services, drain: Callable[[], None]) -> APIRouter:
         place = {"epoch": news.epoch, "cursor": news.cursor, "snapshot": news.snapshot}
         return json_response(_identity(services) | place | keys | {"links": links, "load": _capacity(services)})
 
-    @internal.post("/drain")
-    async def start_draining() -> Response:
+    async def start_draining(request: Request) -> Response:
+        _check_may_change(services, request)
         drain()
         return json_response({"phase": services.lifecycle.phase, "inside": services.lifecycle.inside}, 202)
 
-    @internal.post("/reset_cache")
-    async def reset_cache() -> Response:
+    async def reset_cache(request: Request) -> Response:
         """Forgets all idle cached KV and features, under a new epoch."""
+        _check_may_change(services, request)
         services.running().engine.reset_cache()
         services.journal.reset()
         return json_response({"epoch": services.journal.epoch})
 
-    router.include_router(internal)
-    return router
+    return [
+        Route("/metrics", metrics),
+        Route("/internal/capacity", capacity),
+        Route("/internal/cache", cache),
+        Route("/internal/drain", start_draining, methods=["POST"]),
+        Route("/internal/reset_cache", reset_cache, methods=["POST"]),
+    ]
+
+
+def _check_token(services: Services, request: Request) -> None:
+    """Raises a 401 where a token is asked for and not given."""
+    check_bearer(services.admin_token, request.headers.get("authorization"))
+
+
+def _check_may_change(services: Services, request: Request) -> None:
+    """Without a token nobody on a network may empty or end the server."""
+    http = services.settings.http
+    if services.admin_token is None and not _is_loopback(http.admin_host):
+        reason = (
+            f"this needs a token (http.admin_token_file), or http.admin_host on loopback instead of {http.admin_host}"
+        )
+        raise BadRequest(reason, status=HTTPStatus.FORBIDDEN, code="admin_token_needed")
+    _check_token(services, request)
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
 
 
 def _identity(services: Services) -> dict[str, object]:
@@ -78,6 +101,7 @@ def _identity(services: Services) -> dict[str, object]:
 def _capacity(services: Services) -> dict[str, object]:
     engine, life, settings = services.running().engine, services.lifecycle, services.settings.engine
     info, stats = engine.info, engine.stats()
+    costs = {"ms_per_token": stats.ms_per_token, "ms_per_patch": stats.ms_per_patch}
     return {
         "epoch": services.journal.epoch,
         "model": info.model_name,
@@ -97,4 +121,4 @@ def _capacity(services: Services) -> dict[str, object]:
         "max_waiting": settings.max_waiting_requests,
         "phase": life.phase,
         "api_keys_problem": services.api_keys.check() if services.api_keys else None,
-    }
+    } | {name: ms for name, ms in costs.items() if ms is not None}

@@ -13,20 +13,12 @@ from dataclasses import dataclass, field
 from itertools import takewhile
 
 from prism_server.engine.messages import CacheChanged
-from prism_server.identity import Digest
+from prism_server.identity import Digest, LinkContent
 
 JOURNAL_KEYS = 65_536
 """Key changes remembered; a reader further behind gets a snapshot, which is then the shorter answer as well."""
 MAX_LINKS = 4096
 """Links remembered for readers that come later; those that follow have heard of the others already."""
-
-
-@dataclass(frozen=True, slots=True)
-class LinkContent:
-    """What a link led to when it was last fetched; the link by its digest, the content by its id."""
-
-    url_digest: Digest
-    content_id: Digest
 
 
 @dataclass(frozen=True, slots=True)

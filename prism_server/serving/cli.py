@@ -2,24 +2,29 @@
 
 from __future__ import annotations
 
-import asyncio
-import logging
 import sys
 from collections.abc import Sequence
 
-import uvloop
-
-from prism_server.cli_support import console_script
-from prism_server.serving.interpreter import share_the_lock
-from prism_server.serving.server import serve
-from prism_server.settings_cli import load_settings
+from prism_server.cli_support import console_script, end_on_sigterm
 
 
 @console_script("prism-serve")
 def main(argv: Sequence[str]) -> int:
     """Exit codes: 0 stopped in order, 1 the engine broke, 2 it could not start as configured."""
+    end_on_sigterm()  # imports take seconds from here on
+    import asyncio
+
+    from prism_server.http_listener.logs import log_to_stderr
+    from prism_server.settings_cli import load_settings
+
     settings = load_settings(argv)
-    logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    log_to_stderr(settings.log.level)
+
+    import uvloop
+
+    from prism_server.serving.interpreter import share_the_lock
+    from prism_server.serving.server import serve
+
     share_the_lock()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(serve(settings))

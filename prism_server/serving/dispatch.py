@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from prism_server.engine.messages import (
+    Accepted,
     CacheChanged,
     Event,
     GenerateRequest,
@@ -15,6 +16,7 @@ from prism_server.engine.messages import (
     RequestFinished,
     SampleFinished,
     TokenDelta,
+    Usage,
 )
 from prism_server.errors import PrismError
 from prism_server.serving.cache_journal import CacheJournal
@@ -26,8 +28,8 @@ if TYPE_CHECKING:
 
 
 class RequestEvents:
-    """The events of one request, in order, as many at a time as have come. Ends after RequestFinished; raises the error
-    of RequestFailed.
+    """The events of one request, in order, as many at a time as have come; within `nudged`, none at all where nothing
+    has come for a while. Ends after RequestFinished; raises the error of RequestFailed.
 
     A deadline that passes before the first token is an error too: an empty answer would say something else.
     """
@@ -37,14 +39,40 @@ class RequestEvents:
         self._wake: asyncio.Future[None] | None = None
         """Of the one coroutine that reads, while it waits. (asyncio.Queue costs three times as much an event.)"""
         self._clock = clock
+        self._loop = asyncio.get_running_loop()
+        self._taken_s = self._loop.time()
         self.has_ended = False
         """Whether the engine is done with the request, read or not."""
+        self.usage = Usage(0)
+        """As far as it is known."""
 
     def put(self, event: Event) -> None:
         self._clock.observe(event)
         self._events.append(event)
         if type(event) is not TokenDelta:
             self.has_ended = self.has_ended or isinstance(event, RequestFinished | RequestFailed)
+            if isinstance(event, Accepted | RequestFinished):
+                self.usage = event.usage
+        self._wake_reader()
+
+    @contextmanager
+    def nudged(self, every_s: float) -> Iterator[None]:
+        """Within the block who reads gets an empty list when nothing has come for `every_s`. One timer for all of it,
+        so that a token costs no timer."""
+        self._timer = self._loop.call_later(every_s, self._look, every_s)
+        try:
+            yield
+        finally:
+            self._timer.cancel()
+
+    def _look(self, every_s: float) -> None:
+        now_s, due_s = self._loop.time(), self._taken_s + every_s
+        if now_s >= due_s:
+            self._wake_reader()
+            due_s = now_s + every_s
+        self._timer = self._loop.call_at(due_s, self._look, every_s)
+
+    def _wake_reader(self) -> None:
         if self._wake is not None and not self._wake.done():
             self._wake.set_result(None)
 
@@ -64,15 +92,16 @@ class RequestEvents:
                     case _:
                         pass
             yield events
-            if isinstance(events[-1], RequestFinished):
+            if events and isinstance(events[-1], RequestFinished):
                 return
 
     async def _take(self) -> list[Event]:
-        """All events that have come; waits for one."""
+        """All events that have come; waits for one, or for the nudge."""
         if not self._events:
-            self._wake = asyncio.get_running_loop().create_future()
+            self._wake = self._loop.create_future()
             await self._wake
             self._wake = None
+        self._taken_s = self._loop.time()
         events, self._events = self._events, []
         return events
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import contextvars
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
 
@@ -14,16 +15,19 @@ from starlette.types import Receive, Scope, Send
 
 from prism_server.engine.messages import Accepted, Event, GenerateRequest, Usage
 from prism_server.errors import BadRequest, PrismError
+from prism_server.http_listener.headers import ROUTER
 from prism_server.identity import link_digest
 from prism_server.media.link import NamedLink
 from prism_server.serving.answers import Collected, Sample
 from prism_server.serving.client import read_body, until_client_leaves
+from prism_server.serving.dispatch import RequestEvents
 from prism_server.serving.early_media import EarlyMedia, take_media_out
-from prism_server.serving.http_errors import json_response, refusal_reason
+from prism_server.serving.http_errors import json_response, note_refusal
 from prism_server.serving.prepare import Draft
+from prism_server.serving.request_log import CLIENT_LEFT, line_of
 from prism_server.serving.schema import Fields, parse_body
 from prism_server.serving.services import Running, Services
-from prism_server.serving.sse import event_stream, raw_send
+from prism_server.serving.sse import COMMENT, COMMENT_EVERY_S, event_stream, raw_send
 
 Result = TypeVar("Result")
 
@@ -55,8 +59,10 @@ class Exchange:
     """Headers of a collected answer."""
 
     async def in_worker(self, work: Callable[[], Result]) -> Result:
-        """Runs blocking `work` in the preparation threads. A cancelled wait leaves the thread to finish alone."""
-        return await asyncio.get_running_loop().run_in_executor(self.services.workers, work)
+        """Runs blocking `work` in the preparation threads, in the request's context: what is logged there has its id.
+        A cancelled wait leaves the thread to finish alone."""
+        run = contextvars.copy_context().run
+        return await asyncio.get_running_loop().run_in_executor(self.services.workers, run, work)
 
     async def prepared(
         self, kind: type[Fields], build: Callable[[Fields, EarlyMedia], tuple[Result, Draft]]
@@ -106,30 +112,48 @@ class Exchange:
     async def collect(self, request: GenerateRequest) -> Collected:
         """Runs the request to its end. Raises its error."""
         collected = Collected([Sample() for _ in range(request.params.n)])
-        with self.running.dispatcher.run(request) as events:
+        with self._run(request) as events:
             async for batch in events:
                 for event in batch:
                     collected.take(event)
         self.reuse = reuse_headers(collected.usage)
         return collected
 
+    @contextlib.contextmanager
+    def _run(self, request: GenerateRequest) -> Iterator[RequestEvents]:
+        """The request in the engine; the log learns what it has cost so far."""
+        line = line_of(self.scope)
+        line.engine_id = request.request_id
+        with self.running.dispatcher.run(request) as run:
+            try:
+                yield run
+            finally:
+                line.usage = run.usage
+
     async def send_json(self, body: Any) -> None:
         await json_response(body, headers=self.reuse)(self.scope, self.receive, self.send)
 
     async def send_stream(self, request: GenerateRequest, writer: StreamWriter) -> None:
         """Streams the answer. Nothing is sent before the engine shows that it can answer (its first token): whatever
-        goes wrong until then, half a JPEG included, is an ordinary HTTP error."""
-        with self.running.dispatcher.run(request) as run:
+        goes wrong until then, half a JPEG included, is an ordinary HTTP error. Unless it takes so long that a comment
+        has to keep the connection: who waits then has a stream, and is told of errors in it."""
+        with self._run(request) as run, self._comments(run):
             batches = aiter(run)
             held = await _until_first_result(batches)
             async with event_stream(self.send, raw_send(self.scope), _reuse_of(held)) as send:
                 try:
-                    await send(b"".join(map(writer.frames, held)))
+                    await send(b"".join(map(writer.frames, held)) or COMMENT)
                     async for batch in batches:
-                        await send(b"".join(map(writer.frames, batch)))
+                        await send(b"".join(map(writer.frames, batch)) if batch else COMMENT)
                 except PrismError as error:
-                    self.services.metrics.refused(refusal_reason(error))
+                    note_refusal(self.scope, self.services.metrics, error)
                     await send(writer.failure(error))
+
+    def _comments(self, run: RequestEvents) -> contextlib.AbstractContextManager[None]:
+        """Nothing where a router stands before us: see the header."""
+        if any(name == ROUTER for name, _ in self.scope["headers"]):
+            return contextlib.nullcontext()
+        return run.nudged(COMMENT_EVERY_S)
 
 
 def reuse_headers(usage: Usage) -> dict[str, str]:
@@ -149,7 +173,7 @@ async def _until_first_result(batches: AsyncIterator[list[Event]]) -> list[Event
     held: list[Event] = []
     async for batch in batches:
         held += batch
-        if not all(isinstance(event, Accepted) for event in batch):
+        if not batch or not all(isinstance(event, Accepted) for event in batch):
             break
     return held
 
@@ -172,5 +196,7 @@ class Answering:
             try:  # the exchange alone holds the body, so that it can let go of it
                 exchange.body = await read_body(Request(scope, receive), services.settings.http.max_body_bytes)
             except ClientDisconnect:
+                line_of(scope).end = CLIENT_LEFT
                 return
-            await until_client_leaves(receive, self._handler(exchange))
+            if not await until_client_leaves(receive, self._handler(exchange)):
+                line_of(scope).end = CLIENT_LEFT

@@ -22,6 +22,7 @@ from prism_server.engine.messages import (
     TokenDelta,
 )
 from prism_server.errors import BadRequest, StartupError
+from prism_server.http_listener.logs import log_to_stderr
 from prism_server.media.item import MediaItem
 from prism_server.media.messages import MediaContent, Message, TextContent
 from prism_server.serving.answers import Collected, Sample
@@ -39,6 +40,7 @@ DEFAULT_MAX_TOKENS = 256
 def main(argv: Sequence[str]) -> int:
     arguments = _parser().parse_strictly(argv)
     settings = settings_from(arguments)
+    log_to_stderr("error")  # what a server says of itself is no part of an answer
     params = SamplingParams(arguments.max_tokens, temperature=arguments.temperature, seed=arguments.seed)
     media = tuple(_read(kind, path) for kind, path in arguments.media)
 

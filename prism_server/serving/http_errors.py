@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from http import HTTPStatus
 from typing import Any
 
 import msgspec
-from fastapi import FastAPI
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
+from starlette.types import ExceptionHandler, Scope
 
 from prism_server.errors import BadRequest, EngineFault, Overloaded, PrismError
 from prism_server.serving.metrics import Metrics
+from prism_server.serving.request_log import line_of
 
 NOT_READY_RETRY_AFTER_S = 1
 
@@ -59,22 +61,29 @@ def json_response(body: Any, status: int = 200, headers: dict[str, str] | None =
     return Response(msgspec.json.encode(body), status, headers, media_type="application/json")
 
 
-def install_error_handlers(app: FastAPI, metrics: Metrics) -> None:
+def note_refusal(scope: Scope, metrics: Metrics, error: PrismError) -> None:
+    """Counts the error, and leaves it for the request's line in the log."""
+    reason = refusal_reason(error)
+    metrics.refused(reason)
+    line_of(scope).end = reason
+
+
+def error_handlers(metrics: Metrics) -> Mapping[Any, ExceptionHandler]:
     """Every error that leaves a handler before its first byte becomes JSON in the one shape and is counted."""
 
-    async def prism_error(_: Request, error: Exception) -> Response:
+    async def prism_error(request: Request, error: Exception) -> Response:
         assert isinstance(error, PrismError)
-        metrics.refused(refusal_reason(error))
+        note_refusal(request.scope, metrics, error)
         return error_response(error)
 
-    async def http_error(_: Request, error: Exception) -> Response:
+    async def http_error(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
+        line_of(request.scope).end = "not_found"
         return error_response(BadRequest(str(error.detail), status=error.status_code, code="not_found"))
 
-    async def unforeseen(_: Request, error: Exception) -> Response:
-        metrics.refused("internal_error")  # the server's log has the traceback
-        return error_response(PrismError(f"internal error: {type(error).__name__}"))
+    async def unforeseen(request: Request, error: Exception) -> Response:
+        failure = PrismError(f"internal error: {type(error).__name__}")  # the log has the traceback
+        note_refusal(request.scope, metrics, failure)
+        return error_response(failure)
 
-    app.add_exception_handler(PrismError, prism_error)
-    app.add_exception_handler(HTTPException, http_error)
-    app.add_exception_handler(Exception, unforeseen)
+    return {PrismError: prism_error, HTTPException: http_error, Exception: unforeseen}

@@ -1,4 +1,4 @@
-"""`prism_*`: what requests cost and how long they took. Times in seconds, as Prometheus wants them.
+"""`prism_*`: what requests cost and how long they took. Times in seconds, as Prometheus wants them. And `process_*`.
 
 Counters and histograms are fed on the event loop from the events of requests. Gauges are read from the engine's last
 snapshot when somebody scrapes.
@@ -14,7 +14,7 @@ from dataclasses import asdict
 from itertools import accumulate
 from typing import TYPE_CHECKING
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Gauge, ProcessCollector, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
@@ -37,8 +37,13 @@ ENGINE_COUNTERS = {
     "swapped_in_pages": "pages brought back from the host",
     "swapped_out_pages": "pages moved to the host",
     "eager_steps": "engine steps whose language rows ran outside a captured graph",
+    "evicted_pages": "pages of cached prefixes that were given to something else",
+    "feature_evictions": "encoder outputs dropped for others",
+    "text_memo_hits": "texts whose tokens were remembered",
+    "text_memo_misses": "texts that had to be tokenised",
+    "text_memo_evictions": "texts whose tokens were forgotten for others",
 }
-"""Counters of the engine with names of their own, there from the start; all are also `prism_engine_*`."""
+"""Counters of the engine with names of their own, there from the start. The others are `prism_engine_*`."""
 
 TOKEN_TIMES_S = (0.002, 0.005, 0.01, 0.015, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2, 0.5, 1.0, 2.5)
 REQUEST_TIMES_S = (0.005, 0.01, 0.02, 0.04, 0.08, 0.15, 0.3, 0.6, 1.2, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 600.0)
@@ -49,6 +54,7 @@ class Metrics:
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
+        ProcessCollector(registry=self.registry)  # CPU seconds, memory, open files
         self._unknown_names: set[str] = set()
         self.ttft = self._histogram("time_to_first_token_seconds", "from arrival to the first token", REQUEST_TIMES_S)
         self.itl = self._histogram("inter_token_latency_seconds", "between two hand-overs of a sample", TOKEN_TIMES_S)
@@ -236,8 +242,9 @@ class EngineCollector(Collector):
         yield CounterMetricFamily("prism_steps", "engine steps", stats.steps)
         for name, text in ENGINE_COUNTERS.items():
             yield CounterMetricFamily(f"prism_{name}", text, stats.counters.get(name, 0))
-        for name, count in sorted(stats.counters.items()):
-            yield CounterMetricFamily(f"prism_engine_{name}", f"{name.replace('_', ' ')} in the engine", count)
+        for name in sorted(stats.counters.keys() - ENGINE_COUNTERS.keys() - {"steps"}):
+            text = f"{name.replace('_', ' ')} in the engine"
+            yield CounterMetricFamily(f"prism_engine_{name}", text, stats.counters[name])
         media = self._engine.media.stats()
         for prefix, group in (("media_cache", asdict(media.cache)), ("media_facts", asdict(media.facts))):
             for name, count in group.items():

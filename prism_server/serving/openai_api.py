@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
+from starlette.routing import Route
 
 from prism_server.engine.messages import GenerateRequest
 from prism_server.errors import BadRequest
@@ -74,9 +74,8 @@ async def _answer(exchange: Exchange, delivery: Delivery, request: GenerateReque
         await exchange.send_json(form.whole(await exchange.collect(request)))
 
 
-def models_router(services: Services) -> APIRouter:
+def model_routes(services: Services) -> list[Route]:
     """`GET /v1/models` and `GET /v1/models/{name}`."""
-    router = APIRouter()
 
     def model() -> dict[str, object]:
         info = services.running().engine.info
@@ -88,15 +87,13 @@ def models_router(services: Services) -> APIRouter:
             "max_model_len": info.max_context_tokens,
         }
 
-    @router.get("/v1/models")
-    async def list_models() -> Response:
+    async def list_models(_: Request) -> Response:
         return json_response({"object": "list", "data": [model()]})
 
-    @router.get("/v1/models/{name:path}")
     async def get_model(request: Request) -> Response:
         name = request.path_params["name"]
         if name != model()["id"]:
             raise BadRequest(f"the model {name!r} is not served here", "model", status=404, code="model_not_found")
         return json_response(model())
 
-    return router
+    return [Route("/v1/models", list_models), Route("/v1/models/{name:path}", get_model)]

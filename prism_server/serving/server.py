@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
+import os
 import signal
 import sys
 import threading
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from prism_server.errors import EngineFault
 from prism_server.serving.app import admin_app, api_app
@@ -17,6 +19,7 @@ from prism_server.serving.interpreter import set_loaded_objects_aside
 from prism_server.serving.lifecycle import Lifecycle
 from prism_server.serving.listeners import bind, listening, url_of
 from prism_server.serving.services import Services
+from prism_server.serving.watchdog import Watchdog
 from prism_server.settings import ServerSettings
 
 if TYPE_CHECKING:
@@ -60,9 +63,20 @@ async def serve(settings: ServerSettings) -> int:
     try:
         async with listening([(api, api_app(services)), (admin, admin_app(services, drain))]):
             print(f"prism-serve: api on {url_of(api)}, admin on {url_of(admin)}", flush=True)
-            return await _load_and_serve(services, stop)
+            code = await _load_and_serve(services, stop)
     finally:
-        await asyncio.to_thread(services.close)
+        has_ended = await asyncio.to_thread(services.close)
+    if not has_ended:
+        _leave_at_once(code)
+    return code
+
+
+def _leave_at_once(code: int) -> NoReturn:
+    """An orderly end of the interpreter would wait for the thread that is stuck in the device."""
+    logging.shutdown()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
 
 
 async def _load_and_serve(services: Services, stop: StopSignal) -> int:
@@ -77,12 +91,22 @@ async def _load_and_serve(services: Services, stop: StopSignal) -> int:
         f"{info.total_pages} pages of {info.page_tokens} tokens ({info.kv_dtype})",
         flush=True,
     )
-    while not stop.asked.is_set():
-        await _wait(stop.asked, POLL_S)
-        if engine.fault is not None:
-            return await _end_faulted(services, engine.fault)
+    fault = await _until_fault(engine, Watchdog(services.settings.engine.step_timeout_s), stop.asked)
+    if fault is not None:
+        return await _end_faulted(services, fault)
     await _drain(services, stop)
     return 0
+
+
+async def _until_fault(engine: Engine, watchdog: Watchdog, asked: asyncio.Event) -> EngineFault | None:
+    """What the engine died of, or that it stands still; None once it is asked to stop."""
+    while not asked.is_set():
+        await _wait(asked, POLL_S)
+        if engine.fault is not None:
+            return engine.fault
+        if watchdog.bites(engine.turn_began_s, time.monotonic()):
+            return EngineFault("the engine stands still: a step has taken longer than engine.step_timeout_s allows")
+    return None
 
 
 async def _first_of(loading: asyncio.Future[Engine], stop: StopSignal) -> Engine | None:

@@ -7,8 +7,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from prism_server.http_listener.key_file import KeyFile
 from prism_server.media.fetch import LinkFetcher
-from prism_server.serving.auth import KeyFile
 from prism_server.serving.cache_journal import CacheJournal
 from prism_server.serving.dispatch import Dispatcher
 from prism_server.serving.http_errors import NotReady
@@ -79,8 +79,8 @@ class Services:
             raise NotReady(self.lifecycle.reason, self.lifecycle.phase)
         return self._running
 
-    def close(self) -> None:
+    def close(self) -> bool:
+        """False: the engine is stuck, so that the process has to be ended; see `Engine.stop`."""
         self.workers.shutdown(wait=False, cancel_futures=True)
         self.fetcher.close()
-        if self._running is not None:
-            self._running.engine.stop()
+        return self._running is None or self._running.engine.stop()

@@ -17,6 +17,10 @@ HEADERS = (
 RAW_SEND = "prism.raw_send"
 """Where the outermost layer leaves the server's own `send` in the scope."""
 DONE_FRAME = b"data: [DONE]\n\n"
+COMMENT = b": waiting\n\n"
+"""Says nothing to a client, and to proxies that the stream lives."""
+COMMENT_EVERY_S = 15.0
+"""Proxies cut what has been silent for a minute, some for thirty seconds."""
 
 
 def frame(data: Any, event: str | None = None) -> bytes:

@@ -10,8 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from prism_server.capacity.models import KNOWN_MODELS
-from prism_server.capacity.plan import ENCODED_PATCHES, GIB, PlanRequest, plan_pages, suggestions
-from prism_server.engine.cost_model import MAX_STEP_PATCHES
+from prism_server.capacity.plan import GIB, PlanRequest, plan_pages, suggestions
 from prism_server.errors import StartupError
 from prism_server.settings import ServerSettings
 
@@ -65,10 +64,23 @@ def test_every_suggestion_makes_the_plan_fit() -> None:
     assert plan_pages(replace(request, gpu_memory_bytes=int(gib * GIB))).fits
 
 
+def test_a_copy_of_the_head_takes_room_from_the_pages_and_leaving_it_out_is_suggested() -> None:
+    """151,936 rows of 4,096 bytes and a scale of 4 bytes: 0.58 GiB."""
+    request = PlanRequest(EIGHT_B, 80 * GIB)
+    plain, copied = plan_pages(request), plan_pages(replace(request, fp8_head=True))
+    assert copied.fp8_head_bytes == 151_936 * 4100 == plain.kv_bytes - copied.kv_bytes
+    assert plan_pages(replace(request, fp8_head=True, tensor_parallel=2)).fp8_head_bytes == 151_936 * 2050
+    assert ("FP8 head" in copied.explain(), "FP8 head" in plain.explain()) == (True, False)
+    tight = replace(request, gpu_memory_bytes=plain.least_gpu_memory_bytes, fp8_head=True)
+    first, *_ = suggestions(tight)
+    assert first.startswith("no FP8 copy of the head")
+    assert plan_pages(replace(tight, fp8_head=False)).fits
+
+
 def test_only_what_helps_is_suggested() -> None:
     """32B on 16 GiB: FP8 KV alone does not help, nor does a shorter context; eight GPUs would."""
     heads = [suggestion.split(":")[0] for suggestion in suggestions(PlanRequest(KNOWN_MODELS["32b"], 16 * GIB))]
-    assert heads[0] == "tensor parallel over 8 such GPUs"
+    assert heads[0] == "tensor parallel over 8 such GPUs, not served yet"
     assert len(heads) == 2
 
 
@@ -124,7 +136,3 @@ def test_the_encoder_has_room_for_the_largest_item_of_either_kind_and_for_a_step
     assert said in plan.explain()
     alone = PlanRequest(EIGHT_B, 80 * GIB, max_image_tokens=encoded_tokens, max_video_tokens=1)
     assert plan.encoder_bytes == plan_pages(alone).encoder_bytes
-
-
-def test_a_step_of_the_encoder_is_planned_as_large_as_the_engine_makes_it() -> None:
-    assert ENCODED_PATCHES == MAX_STEP_PATCHES

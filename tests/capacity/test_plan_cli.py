@@ -31,11 +31,14 @@ def test_a_token_costs_a_whole_page(capsys: pytest.CaptureFixture[str]) -> None:
     assert json.loads(capsys.readouterr().out)["tokens"] == 128
 
 
-def test_a_plan_as_json_adds_up(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["--gpu-memory-gib", "141", "--json"]) == 0
+@pytest.mark.parametrize("extra", [[], ["--fp8-head"]])
+def test_a_plan_as_json_adds_up(capsys: pytest.CaptureFixture[str], extra: list[str]) -> None:
+    assert main(["--gpu-memory-gib", "141", "--json", *extra]) == 0
     facts = json.loads(capsys.readouterr().out)
-    terms = ("weight_bytes", "activation_bytes", "encoder_bytes", "feature_cache_bytes", "graph_bytes", "kv_bytes")
+    working = ("activation_bytes", "encoder_bytes", "feature_cache_bytes", "graph_bytes")
+    terms = ("weight_bytes", "fp8_head_bytes", *working, "kv_bytes")
     assert sum(facts[term] for term in terms) == facts["usable_bytes"]
+    assert facts["fp8_head_bytes"] == (622_937_600 if extra else 0)
     assert facts["pages"] == facts["kv_bytes"] // facts["page_bytes"]
     assert facts["fits"]
     assert facts["suggestions"] == []
@@ -43,7 +46,7 @@ def test_a_plan_as_json_adds_up(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_a_plan_that_does_not_fit_is_exit_code_1_with_the_way_out(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--gpu-memory-gib", "24", "--kv-dtype", "bf16"]) == 1
-    assert "tensor parallel over 2 such GPUs" in capsys.readouterr().out
+    assert "tensor parallel over 2 such GPUs, not served yet" in capsys.readouterr().out
 
 
 def test_a_checkpoint_directory_is_read(capsys: pytest.CaptureFixture[str]) -> None:

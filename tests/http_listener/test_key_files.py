@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from prism_server.errors import BadRequest, StartupError
-from prism_server.serving import auth
-from prism_server.serving.auth import KeyFile, check_bearer
+from prism_server.http_listener import key_file
+from prism_server.http_listener.key_file import KeyFile, check_bearer
 
 
 @pytest.fixture
@@ -33,6 +33,18 @@ def test_api_keys_rotate_without_a_restart_and_without_a_401_in_between(path: Pa
     assert keys.accepts("old-key")
     path.write_text("new-key\n")
     assert keys.accepts("new-key")
+
+
+def test_the_first_key_is_the_one_to_show_and_the_last_good_one_stays(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keys = KeyFile(path, "keys")
+    path.write_text("new-key\nold-key\n")
+    assert keys.first() == "old-key"  # no look at the file for each use
+    monkeypatch.setattr(key_file, "CHECK_INTERVAL_S", 0.0)
+    assert keys.first() == "new-key"
+    path.write_text("")
+    assert keys.first() == "new-key"
 
 
 def test_what_is_wrong_with_the_newest_keys_is_said_until_it_is_right(path: Path) -> None:
@@ -67,7 +79,7 @@ def test_a_directory_of_key_files_rotates_as_a_mounted_secret_does(tmp_path: Pat
 
 def test_a_removed_key_ends_after_the_grace_time(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     keys = KeyFile(path, "keys")
-    monkeypatch.setattr(auth, "GRACE_S", 0.0)
+    monkeypatch.setattr(key_file, "GRACE_S", 0.0)
     path.write_text("new-key\n")
     assert keys.accepts("new-key")
     assert not keys.accepts("old-key")
@@ -83,7 +95,7 @@ def test_a_file_caught_half_written_costs_nobody_a_401(path: Path) -> None:
 
 def test_a_bad_new_file_keeps_the_last_good_keys(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     keys = KeyFile(path, "keys")
-    monkeypatch.setattr(auth, "GRACE_S", 0.0)
+    monkeypatch.setattr(key_file, "GRACE_S", 0.0)
     path.write_bytes(b"\xff\xfe")
     assert not keys.accepts("unknown")
     assert keys.accepts("old-key")

@@ -1,4 +1,7 @@
-"""Secrets in files: API keys and the admin token, re-read when the file changes, compared in constant time."""
+"""Secrets in files: API keys and the admin token, re-read when the file changes, compared in constant time.
+
+A look at a file is a stat of it, some microseconds on the tmpfs of a mounted Secret, so it happens on the event loop.
+"""
 
 from __future__ import annotations
 
@@ -30,6 +33,7 @@ class KeyFile:
         self._path = path
         self._name = name
         self._version: tuple[FileVersion, ...] | None = None
+        self._first = ""
         self._digests: frozenset[bytes] = frozenset()
         self._before: frozenset[bytes] = frozenset()
         self._before_until_s = 0.0
@@ -41,13 +45,16 @@ class KeyFile:
 
     def accepts(self, secret: str) -> bool:
         """Whether `secret` is one of the keys. Looks at the file at most once a second, and for every unknown key."""
-        now_s = time.monotonic()
-        if now_s - self._checked_s >= CHECK_INTERVAL_S:
-            self._refresh(now_s)
+        now_s = self._look()
         if self._holds(secret, now_s):
             return True
         self._refresh(now_s)  # the key may be newer than the last look
         return self._holds(secret, now_s)
+
+    def first(self) -> str:
+        """The first key, for who has one to show. Looks at the file at most once a second."""
+        self._look()
+        return self._first
 
     def check(self) -> str | None:
         """Looks at the files now; says what is wrong with them, if anything."""
@@ -59,6 +66,13 @@ class KeyFile:
         valid = self._digests | (self._before if now_s < self._before_until_s else frozenset())
         matches = [hmac.compare_digest(digest, known) for known in valid]  # all of them: no early exit to time
         return any(matches)
+
+    def _look(self) -> float:
+        """Now, in monotonic seconds; what is known of the file is no older than the interval."""
+        now_s = time.monotonic()
+        if now_s - self._checked_s >= CHECK_INTERVAL_S:
+            self._refresh(now_s)
+        return now_s
 
     def _refresh(self, now_s: float) -> None:
         self._checked_s = now_s
@@ -84,7 +98,7 @@ class KeyFile:
         secrets = [line.strip() for line in lines if line.strip() and not line.lstrip().startswith("#")]
         if not secrets:
             return f"{self._path} holds no key"
-        self._version, self._digests = version, frozenset(map(_digest, secrets))
+        self._version, self._first, self._digests = version, secrets[0], frozenset(map(_digest, secrets))
         return None
 
     def _files(self) -> list[Path]:
