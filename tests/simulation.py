@@ -181,7 +181,7 @@ class World:
         """Launch the next step if there is one; complete the oldest when enough are launched. False: nothing to do."""
         self.now_s += self.rng.random()
         plan = self.scheduler.schedule(self.now_s)
-        self.pending_media += [request.facts.key for request in self.scheduler.take_media_requests()]
+        self._take_media_requests()
         if plan is not None:
             self.num_steps += 1
             self.executor.launch(plan)
@@ -222,6 +222,13 @@ class World:
             assert sequence.slot is None
         self._take_outcomes()
         self.check()
+
+    def _take_media_requests(self) -> None:
+        for key in self.scheduler.take_abandoned_media():
+            if key in self.pending_media:  # else it came just before
+                self.pending_media.remove(key)
+        self.pending_media += [request.facts.key for request in self.scheduler.take_media_requests()]
+        assert len(set(self.pending_media)) == len(self.pending_media), "an item is prepared twice at a time"
 
     def drain(self, limit: int = 5000) -> None:
         """Let everything end by itself; fails when it does not."""

@@ -18,7 +18,7 @@ from prism_server.engine.residency import Residency
 from prism_server.engine.sequence import Phase, Sequence
 from prism_server.errors import BadRequest
 from prism_server.identity import Digest
-from prism_server.kv.prefix_index import Match
+from prism_server.kv.cached_page import Match
 
 MAX_FAILED_TRIES = 8
 """Waiting sequences that are tried for admission in one step although they did not fit."""
@@ -75,6 +75,8 @@ class Admission:
     # -- order -------------------------------------------------------------------------------------------------------
 
     def enqueue(self, sequence: Sequence) -> None:
+        """A sequence that is in no queue waits for admission: new, woken or preempted. Its work is estimated now, by
+        what is cached."""
         sequence.phase = Phase.WAITING
         rows = self._residency.match(sequence).rows(self._kv.page_tokens)
         sequence.uncached_estimate = sequence.num_known - rows
@@ -182,6 +184,7 @@ class Admission:
         self._report(Admitted(sequence))
 
     def give_slot_back(self, sequence: Sequence) -> None:
+        """The sequence leaves the device: the next plan may start another one in its slot."""
         assert sequence.slot is not None
         heapq.heappush(self._slots, sequence.slot)
         sequence.slot = None

@@ -13,10 +13,10 @@ from typing import TypeVar
 
 import torch
 
-from prism_server.capacity.models import resolve_shape
 from prism_server.capacity.page_layout import PageLayout
-from prism_server.capacity.plan import plan_pages
-from prism_server.engine.cost_model import MAX_STEP_PATCHES, Observation
+from prism_server.capacity.plan import most_encoded_tokens, plan_pages
+from prism_server.capacity.units import GIB
+from prism_server.engine.cost_model import Observation
 from prism_server.engine.graphs import GraphFamily, capture_within, family_sizes
 from prism_server.engine.memory import MemoryFigures
 from prism_server.engine.progress import OnProgress, Progress
@@ -25,8 +25,9 @@ from prism_server.engine.runner import Runner, RunnerLimits
 from prism_server.engine.step_inputs import StepSize
 from prism_server.errors import StartupError
 from prism_server.model.qwen3_vl import Qwen3VL
-from prism_server.ops.kv_storage import HostPages, PagedKV
-from prism_server.settings import GIB, ServerSettings
+from prism_server.ops.host_pages import HostPages
+from prism_server.ops.kv_storage import PagedKV
+from prism_server.settings import ServerSettings
 
 logger = logging.getLogger(__name__)
 
@@ -71,9 +72,8 @@ class DeviceBuilder:
         self._device = model.device
         self._is_cuda = model.device.type == "cuda"
         self._longest = min(settings.engine.max_context_tokens, model.config.text.max_position_embeddings)
-        merge = model.config.vision.merge_size
-        media = settings.media
-        self._item_tokens = max(media.max_image_tokens, media.max_video_tokens, MAX_STEP_PATCHES // merge**2)
+        media, patches_per_token = settings.media, model.config.vision.patches_per_token
+        self._item_tokens = most_encoded_tokens(media.max_image_tokens, media.max_video_tokens, patches_per_token)
         wanted = settings.engine.graphs and self._is_cuda and model.ops.supports_graphs
         most_rows = min(settings.engine.max_graph_tokens, settings.engine.max_step_tokens)
         most_sequences, fp8_head = settings.engine.max_running_sequences, model.text.has_fp8_head
@@ -190,7 +190,7 @@ class DeviceBuilder:
         _reserved_bytes()
         free_bytes, card_bytes = torch.cuda.mem_get_info(self._device)
         total_bytes = min(self._settings.kv.gpu_memory_bytes or card_bytes, card_bytes)
-        shape = resolve_shape(str(self._settings.model.directory))
+        shape = self._model.config.shape(self._settings.model.directory.name)
         return MemoryFigures(
             usable_bytes=math.floor(total_bytes * Fraction(self._settings.kv.memory_fraction)),
             free_bytes=free_bytes,

@@ -15,7 +15,7 @@ from prism_server.engine.transfers import staged
 from prism_server.errors import PrismError
 from prism_server.media.item import ItemKey, Patches
 from prism_server.model.qwen3_vl import Qwen3VL
-from prism_server.model.text import MediaRows as FeatureRows
+from prism_server.model.text import FeatureRows
 from prism_server.model.vision import Features, VisionState
 
 

@@ -43,10 +43,13 @@ class FeatureCache:
         return None if item is None else item.blocks_done
 
     def pin(self, key: ItemKey, sequence: int) -> None:
+        """The sequence needs the reserved item: it stays until everyone who pinned it has let go. Twice is once."""
         self._items[key].pins.add(sequence)
         self._unpinned.pop(key, None)
 
     def unpin(self, key: ItemKey, sequence: int) -> None:
+        """The sequence needs the item no longer; without pins it may be evicted, as the last in the order. Nothing
+        happens where the sequence has no pin, or the item is gone."""
         item = self._items.get(key)
         if item is not None and sequence in item.pins:
             item.pins.remove(sequence)
@@ -67,6 +70,8 @@ class FeatureCache:
         return True
 
     def advance(self, key: ItemKey, blocks_done: int, finished: bool) -> None:
+        """A step is planned that takes the reserved item to `blocks_done` vision blocks. From `finished` on the cache
+        `holds` it, and it is among the next changes."""
         item = self._items[key]
         item.blocks_done, item.complete = blocks_done, finished
         if finished:
@@ -86,6 +91,7 @@ class FeatureCache:
             self.drop(key)
 
     def clear(self) -> None:
+        """Forget every item that nobody pins."""
         for key in tuple(self._unpinned):
             self.drop(key)
 

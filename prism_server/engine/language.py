@@ -8,7 +8,7 @@ from torch import Tensor
 
 from prism_server.engine.step_inputs import DeviceSlots, StepInputs
 from prism_server.model.qwen3_vl import Qwen3VL
-from prism_server.model.text import MediaCanvas, MediaRows
+from prism_server.model.text import FeatureRows, MediaCanvas
 from prism_server.ops.kv_storage import PagedKV
 
 
@@ -41,7 +41,7 @@ class LanguageStep:
         return self._canvas.window(num_rows)
 
     def __call__(
-        self, inputs: StepInputs, media: MediaRows | MediaCanvas | None = None, greedy: bool = False
+        self, inputs: StepInputs, media: FeatureRows | MediaCanvas | None = None, greedy: bool = False
     ) -> StepOutput | None:
         """None for a step that draws nothing. `greedy`: without logits, by the FP8 head."""
         slots, text = self._slots, self._model.text

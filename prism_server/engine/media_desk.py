@@ -23,6 +23,7 @@ class MediaDesk:
         self._pending: dict[ItemKey, list[Sequence]] = {}
         self._staged: dict[ItemKey, set[int]] = {}
         self._requests: list[MediaRequest] = []
+        self._abandoned: list[ItemKey] = []
         self._dropped: list[ItemKey] = []
 
     @property
@@ -79,6 +80,8 @@ class MediaDesk:
         for key in sequence.wanted:
             if key in self._pending:
                 self._pending[key].remove(sequence)
+                if not self._pending[key]:
+                    self._abandon(key)
         sequence.wanted.clear()
         for key in sequence.holds_staged:
             users = self._staged.get(key, set())
@@ -93,9 +96,21 @@ class MediaDesk:
         requests, self._requests = self._requests, []
         return requests
 
+    def take_abandoned(self) -> list[ItemKey]:
+        """Items that were asked for and that nobody waits for any more; to be told before the new requests."""
+        abandoned, self._abandoned = self._abandoned, []
+        return abandoned
+
     def take_dropped(self) -> tuple[ItemKey, ...]:
         dropped, self._dropped = tuple(self._dropped), []
         return dropped
+
+    def _abandon(self, key: ItemKey) -> None:
+        del self._pending[key]
+        num_requests = len(self._requests)
+        self._requests = [request for request in self._requests if request.facts.key != key]
+        if len(self._requests) == num_requests:
+            self._abandoned.append(key)
 
     def _drop(self, key: ItemKey) -> None:
         del self._staged[key]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass
 
-MIB = 1 << 20
+from prism_server.capacity.units import MIB
 
 RESERVE_BYTES = 256 * MIB
 """Kept free beside everything that was measured: what the driver takes later, and fragments that no request fits in."""

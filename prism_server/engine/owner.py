@@ -74,6 +74,7 @@ class Owner:
         self._inbox: queue.SimpleQueue[Command] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="prism-owner", daemon=True)
         self._in_flight: deque[StepHandle] = deque()
+        self._preparing: dict[ItemKey, Future[Materialised]] = {}
         self._events: list[Event] = []
         self._on_events: Callable[[Sequence[Event]], None] = lambda events: None
         self._next_number = 0
@@ -175,8 +176,12 @@ class Owner:
             self._events.append(RequestFailed(request.request_id, error))
 
     def _ask_for_media(self) -> None:
+        for key in self._scheduler.take_abandoned_media():
+            if (unwanted := self._preparing.pop(key, None)) is not None:
+                unwanted.cancel()  # a worker stops where it can: a clip within a frame
         for wanted in self._scheduler.take_media_requests():
             future = self._media.materialise(wanted.item, wanted.facts)
+            self._preparing[wanted.facts.key] = future
             future.add_done_callback(partial(self._media_is_done, wanted.facts.key))
 
     def _media_is_done(self, key: ItemKey, future: Future[Materialised]) -> None:
@@ -184,6 +189,9 @@ class Owner:
         self.send(MediaDone(key, future))
 
     def _media_done(self, done: MediaDone) -> None:
+        if self._preparing.get(done.key) is not done.future:
+            return  # nobody waits for it any more
+        del self._preparing[done.key]
         try:
             ready = done.future.result()
         except PrismError as error:

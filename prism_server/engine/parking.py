@@ -24,12 +24,14 @@ class InFlightKeys:
         return self._leaders.get(key)
 
     def lead(self, sequence: Sequence, keys: Iterable[Digest]) -> None:
+        """The sequence computes these keys from now, those aside that another leads already; `release` ends it."""
         for key in keys:
             if key not in self._leaders:
                 self._leaders[key] = sequence
                 sequence.leads.append(key)
 
     def park(self, sequence: Sequence, key: Digest) -> None:
+        """The sequence, parked on nothing, waits for a key that somebody leads."""
         sequence.parked_on = key
         self._parked.setdefault(key, []).append(sequence)
 

@@ -7,7 +7,7 @@ from prism_server.engine.plan_builder import PlanBuilder
 from prism_server.engine.sequence import Sequence
 from prism_server.identity import Digest, page_key
 from prism_server.kv.cache import KVCache
-from prism_server.kv.prefix_index import CachedPage, Match
+from prism_server.kv.cached_page import CachedPage, Match
 from prism_server.prompt.encoded import Boundary
 from prism_server.prompt.keys import page_spans
 

@@ -24,7 +24,8 @@ from prism_server.engine.transfers import to_host
 from prism_server.errors import EngineFault, PrismError
 from prism_server.media.item import ItemKey, Patches
 from prism_server.model.qwen3_vl import Qwen3VL
-from prism_server.ops.kv_storage import HostPages, PagedKV
+from prism_server.ops.host_pages import HostPages
+from prism_server.ops.kv_storage import PagedKV
 
 SAMPLING_WORDS = 16
 """Most words that a draw puts into the packet."""

@@ -137,6 +137,10 @@ class Scheduler:
             sequence.wanted.discard(key)
             self.end(sequence, "error", error)
 
+    def take_abandoned_media(self) -> list[ItemKey]:
+        """Items in preparation that nobody waits for any more; to be taken before the requests."""
+        return self.desk.take_abandoned()
+
     def take_media_requests(self) -> list[MediaRequest]:
         return self.desk.take_requests()
 

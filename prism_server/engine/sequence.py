@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from prism_server.engine.messages import GenerateRequest
 from prism_server.identity import Digest
-from prism_server.kv.prefix_index import CachedPage
+from prism_server.kv.cached_page import CachedPage
 from prism_server.media.item import ItemFacts, ItemKey
 from prism_server.prompt.encoded import Boundary, MediaSpan
 

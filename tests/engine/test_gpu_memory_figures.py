@@ -8,8 +8,9 @@ from functools import partial
 
 import pytest
 
+from prism_server.capacity.units import MIB
 from prism_server.engine.graphs import GraphFamily, capture_within, family_sizes
-from prism_server.engine.memory import MIB, MemoryFigures
+from prism_server.engine.memory import MemoryFigures
 from prism_server.engine.step_inputs import StepSize
 
 FIGURES = MemoryFigures(

@@ -9,7 +9,7 @@ from simulation import Sizes, World
 
 from prism_server.engine.sequence import Phase, Sequence
 from prism_server.identity import Digest
-from prism_server.kv.prefix_index import Match
+from prism_server.kv.cached_page import Match
 
 
 def make_world(seed: int = 1, items: tuple[int, ...] = (4, 4, 3), **sizes: int | bool) -> World:

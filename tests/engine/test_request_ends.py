@@ -18,6 +18,8 @@ from prism_server.engine.executor import StepHandle
 from prism_server.engine.plan import StepPlan
 from prism_server.engine.sequence import Phase
 from prism_server.errors import BadRequest, EngineFault, PrismError
+from prism_server.media.item import IsWanted, ItemFacts, MediaItem, Patches
+from prism_server.media.kinds import ImageKind
 from prism_server.model.vision import Features, VisionState, VisionTower
 
 SEEN = "Describe what you see."
@@ -60,6 +62,29 @@ def test_a_request_that_is_cancelled_in_any_phase_ends_once_and_costs_its_mates_
         driver.settle()
         assert len(reply.ends) == 1
         assert driver.ask([*pictures, "What is this?"], 8).reason in ("stop", "length")
+
+
+def test_media_that_nobody_waits_for_any_more_are_not_prepared_to_their_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With two requests for a picture: when the second has gone, too; whoever comes later gets it all the same."""
+    prepare, unwanted = ImageKind.prepare, threading.Event()
+
+    def wait_until_unwanted(kind: ImageKind, item: MediaItem, facts: ItemFacts, is_wanted: IsWanted) -> Patches:
+        while is_wanted() and not unwanted.is_set():
+            time.sleep(0.01)
+        unwanted.set()
+        return prepare(kind, item, facts, is_wanted)
+
+    monkeypatch.setattr(ImageKind, "prepare", wait_until_unwanted)
+    parts = [*small_pictures(6, 1), SEEN]
+    with running_engine() as driver:
+        both = [driver.submit(parts, 4) for _ in range(2)]
+        wait_for_phase(driver, both[0], Phase.MEDIA)
+        driver.engine.cancel(both[0].request_id)
+        assert both[0].wait().reason == "cancelled"
+        assert not unwanted.wait(0.2)
+        driver.engine.cancel(both[1].request_id)
+        assert unwanted.wait(60)
+        assert driver.ask(parts, 4).error is None
 
 
 def wait_for_phase(driver: Driver, reply: Reply, phase: Phase) -> None:
