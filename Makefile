@@ -57,7 +57,7 @@ screenshot: $(STAMP) browser  ## the pictures of the page in docs/images
 examples: $(STAMP)  ## the bundled examples of the page, drawn again
 	$(BIN)/python -m prism_server.bench.page_examples
 
-accuracy: $(STAMP)  ## the counts of docs/accuracy.md: fifteen minutes on two cores
+accuracy: $(STAMP)  ## the counts of docs/accuracy.md: some ten minutes on two cores
 	$(BIN)/prism-bench accuracy --reference --json docs/measurements/accuracy_demo_cpu.json
 
 clean:
