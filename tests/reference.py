@@ -11,7 +11,7 @@ from torch import Tensor
 from transformers import Qwen3VLConfig, Qwen3VLForConditionalGeneration
 
 from prism_server.capacity.page_layout import KVDtype
-from prism_server.model import Features, MediaRows, Qwen3VL
+from prism_server.model import FeatureRows, Features, Qwen3VL
 from prism_server.ops import AttentionBatch, PagedKV
 
 DEMO_CHECKPOINT = Path(__file__).parents[1] / "prism_server" / "demo_model" / "checkpoint"
@@ -209,7 +209,7 @@ class Session:
         self.computed = [ends.get(s, done) for s, done in enumerate(self.computed)]
         return self.model.text.logits(hidden).cpu()
 
-    def _media(self, flat: list[tuple[int, int]]) -> MediaRows | None:
+    def _media(self, flat: list[tuple[int, int]]) -> FeatureRows | None:
         """The features whose rows are in this step, sliced out of their pictures."""
         places, levels = [], []
         for place, (s, row) in enumerate(flat):
@@ -221,7 +221,7 @@ class Session:
         if not places:
             return None
         main, *deepstack = (torch.stack(level) for level in zip(*levels, strict=True))
-        return MediaRows(torch.tensor(places, device=self.model.device), main, tuple(deepstack))
+        return FeatureRows(torch.tensor(places, device=self.model.device), main, tuple(deepstack))
 
 
 def attention_batch(

@@ -15,6 +15,7 @@ FP8 = KeyScheme(KEY_VERSION, namespace_digest("model", "", "fp8", "processor"), 
 BF16 = KeyScheme(KEY_VERSION, namespace_digest("model", "", "bf16", "processor"), "layout")
 FUTURE = KeyScheme(KEY_VERSION + 1, namespace_digest("model", "", "fp8", "processor"), "layout")
 PICTURE_TOKENS = 500
+IDLE = PodLoad()
 LATER_S = 1000.0
 """Long after every slow start."""
 
@@ -61,7 +62,7 @@ def snapshot(
     epoch: str = "first",
     scheme: KeyScheme = FP8,
     cursor: int = 0,
-    load: PodLoad | None = None,
+    load: PodLoad = IDLE,
 ) -> CacheAnswer:
     return CacheAnswer(scheme, epoch, cursor, True, tuple(chains), (), tuple(features), (), load=load)
 

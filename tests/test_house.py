@@ -20,6 +20,7 @@ ORDER = (
     "cli_support",
     "http_listener",
     "identity",
+    "checkpoint_files",
     "capacity",
     "settings",
     "settings_cli",
@@ -38,7 +39,7 @@ ORDER = (
 """A part imports only what stands before it."""
 
 MAY_NOT_IMPORT_TORCH = ORDER[: ORDER.index("prompt")]
-MAX_LINES = 450
+MAX_LINES = 400
 
 
 def sources() -> list[Path]:
@@ -122,7 +123,8 @@ def test_the_operator_package_is_importable_under_its_own_name() -> None:
 
 
 def test_a_file_is_short_enough_to_be_read() -> None:
-    lines = {module_name(path): len(path.read_text(encoding="utf-8").splitlines()) for path in sources()}
+    files = [file for folder in (PACKAGE, ROOT / "operator", ROOT / "e2e") for file in folder.rglob("*.py")]
+    lines = {str(file.relative_to(ROOT)): len(file.read_text(encoding="utf-8").splitlines()) for file in files}
     assert {name: count for name, count in lines.items() if count > MAX_LINES} == {}
 
 

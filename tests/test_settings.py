@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from prism_server.capacity.models import KNOWN_MODELS
-from prism_server.capacity.plan import GIB, plan_pages
+from prism_server.capacity.plan import plan_pages
+from prism_server.capacity.units import GIB
 from prism_server.errors import BadRequest, StartupError
 from prism_server.settings import ServerSettings
 from prism_server.settings_cli import load_settings, options

@@ -1,12 +1,7 @@
-"""Tiles of paged attention that `kernels_attention` tries, compiled ahead in parallel."""
+"""Tiles of paged attention that `kernels_attention` tries."""
 
 from __future__ import annotations
 
-import logging
-import multiprocessing
-import os
-from collections.abc import Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -24,8 +19,6 @@ REGISTERS_OF_SM = 65_536
 LENS_OF: dict[Kind, tuple[int, int]] = {"few": (1, 1000), "some": (48, 1000), "many": (600, 700)}
 """Query rows and context of a step that has a kind's class only."""
 MAX_SEQUENCES = 64
-
-log = logging.getLogger(__name__)
 
 Block = tuple[int, int, int, int, int, int, bool]
 UNCUT = 1 << 30
@@ -66,6 +59,9 @@ class Candidate:
     kv_dtype: KVDtype
     kind: Kind
     tile: Tile
+
+    def __str__(self) -> str:
+        return f"{self.kv_dtype} {self.label}"
 
     @property
     def label(self) -> str:
@@ -111,22 +107,3 @@ def compile_one(candidate: Candidate) -> str | None:
     except Exception as error:
         return f"{type(error).__name__}: {str(error)[:200]}"
     return None
-
-
-def compile_all(tried: Sequence[Candidate], seconds: float) -> list[Candidate]:
-    """Compiles in parallel until the time is over; those that are known to run, in their order."""
-    runnable = set()
-    workers = max(1, (os.cpu_count() or 2) - 2)
-    pool = ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context("spawn"))
-    futures = {pool.submit(compile_one, candidate): candidate for candidate in tried}
-    try:
-        for future in as_completed(futures, timeout=seconds):
-            wrong = str(future.exception()) if future.exception() else future.result()
-            if wrong is None:
-                runnable.add(futures[future])
-            else:
-                log.warning("left out %s %s: %s", futures[future].kv_dtype, futures[future].label, wrong)
-    except TimeoutError:
-        log.warning("%d of %d candidates compiled in %.0f s", len(runnable), len(tried), seconds)
-    pool.shutdown(cancel_futures=True)
-    return [candidate for candidate in tried if candidate in runnable]

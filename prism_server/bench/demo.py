@@ -11,10 +11,10 @@ from prism_server.bench.demo_script import MAX_ANSWER_TOKENS, PAGE, Cost, Step, 
 from prism_server.bench.report import table
 from prism_server.bench.server_process import ServerProcess, StartProgress, cpu_threads
 from prism_server.bench.terminal import Terminal
+from prism_server.capacity.units import MIB
 from prism_server.cli_support import ArgumentParser, console_script
 
 FAILED_EXIT_CODE = 1
-MIB = 1 << 20
 SERVER = {
     "model.path": "demo",
     "model.device": "cpu",

@@ -18,7 +18,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from prism_server.bench.attention_candidates import Candidate, Kind, candidates, compile_all
+from prism_server.bench.attention_candidates import Candidate, Kind, candidates, compile_one
+from prism_server.bench.compile_ahead import compile_all
 from prism_server.bench.kernel_timing import KernelTiming, Thunk, graph_us
 from prism_server.bench.report import environment, table, write_json
 from prism_server.capacity.page_layout import KVDtype, PageLayout
@@ -271,7 +272,7 @@ def tune(out: Path, seconds: float) -> None:
         write_json(out / "attention.json", {"environment": environment(), "timings": listed})
 
     everything = [c for kv_dtype in KV_DTYPES for kind in KINDS for c in candidates(kv_dtype, kind)]
-    runnable = compile_all(everything, COMPILE_SHARE * seconds)
+    runnable = compile_all(compile_one, everything, COMPILE_SHARE * seconds)
     print(f"{len(runnable)} of {len(everything)} candidates compiled in {time.monotonic() - start:.0f} s", flush=True)
     for kv_dtype, share in KV_DTYPES.items():
         deadline = time.monotonic() + share * (start + seconds - time.monotonic())

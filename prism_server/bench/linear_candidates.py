@@ -2,11 +2,6 @@
 
 from __future__ import annotations
 
-import logging
-import multiprocessing
-import os
-from collections.abc import Collection
-from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
 
 import torch
@@ -23,8 +18,6 @@ MAX_X_PER_THREAD = 32
 """Of a fused norm: beyond, registers are spilled."""
 MAX_PROGRAMS = 900
 """Of a layer's products: more are more starts and ends than work."""
-
-log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,8 +143,9 @@ def all_tasks() -> list[Task]:
     return [task for _, task in sorted(ranked, key=lambda entry: entry[0])]
 
 
-def compile_one(shape: Shape, bucket: int, config: ProductConfig) -> str | None:
+def compile_one(task: Task) -> str | None:
     """Fills Triton's cache on disk, in a process of its own; what is wrong with the cut, else None."""
+    shape, bucket, config = task
     try:
         x, norm, residual = shape.activations(bucket)
         weight = torch.zeros(shape.weight_rows, shape.depth, dtype=torch.bfloat16, device="cuda")
@@ -160,22 +154,3 @@ def compile_one(shape: Shape, bucket: int, config: ProductConfig) -> str | None:
     except Exception as error:
         return f"{type(error).__name__}: {str(error)[:200]}"
     return None
-
-
-def compile_all(tasks: Collection[Task], seconds: float) -> set[Task]:
-    """Compiles in parallel until the time is over; gives the tasks that are known to run."""
-    runnable = set()
-    workers = max(1, (os.cpu_count() or 2) - 2)
-    pool = ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context("spawn"))
-    futures = {pool.submit(compile_one, *task): task for task in tasks}
-    try:
-        for future in as_completed(futures, timeout=seconds):
-            wrong = str(future.exception()) if future.exception() else future.result()
-            if wrong is None:
-                runnable.add(futures[future])
-            else:
-                log.warning("left out %s: %s", futures[future], wrong)
-    except TimeoutError:
-        log.warning("%d of %d cuts compiled in %.0f s", len(runnable), len(tasks), seconds)
-    pool.shutdown(cancel_futures=True)
-    return runnable

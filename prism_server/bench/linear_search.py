@@ -22,7 +22,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from prism_server.bench.linear_candidates import EPS, HIDDEN, SHAPES, Shape, Task, all_tasks, compile_all
+from prism_server.bench.compile_ahead import compile_all
+from prism_server.bench.linear_candidates import EPS, HIDDEN, SHAPES, Shape, Task, all_tasks, compile_one
 from prism_server.bench.report import environment, table, write_json
 from prism_server.ops.torch_ops import TorchOps, rms_norm
 from prism_server.ops.triton import linear
@@ -297,7 +298,7 @@ def tune(out: Path, seconds: float) -> None:
     """Compiles, searches, times chains of layers, in `seconds` together; writes `out`/linear.json, prints tables."""
     start = time.monotonic()
     tasks = all_tasks()
-    runnable = compile_all(tasks, COMPILE_SHARE * seconds)
+    runnable = compile_all(compile_one, tasks, COMPILE_SHARE * seconds)
     print(f"{len(runnable)} of {len(tasks)} cuts compiled in {time.monotonic() - start:.0f} s", flush=True)
     report: dict[str, Any] = {"environment": environment(), "gpu": torch.cuda.get_device_name()}
 
@@ -306,7 +307,7 @@ def tune(out: Path, seconds: float) -> None:
         write_json(out / "linear.json", report)
 
     search_end = start + seconds * (1 - CHAIN_SHARE)
-    timings = search_all([task for task in tasks if task in runnable], search_end, keep)
+    timings = search_all(runnable, search_end, keep)
     configs = CONFIGS | picks(timings)
     print(
         best_table(timings), as_literal(configs), f"searched in {time.monotonic() - start:.0f} s", sep="\n", flush=True

@@ -67,7 +67,7 @@ class Prism(Policy):
         if isinstance(decision, NoPod):
             raise RuntimeError(f"no pod for a request: {decision}")
         self.expected_tokens += decision.cached_tokens
-        return self._index[decision.home], (fleet, fleet.dispatch(decision, request, now_s))
+        return self._index[decision.name], (fleet, fleet.dispatch(decision, request, now_s))
 
     def poll(self, reader_and_pod: tuple[int, int], now_s: float) -> None:
         reader, index = reader_and_pod

@@ -222,7 +222,6 @@ class SimulatedPod:
             self._ends.popleft()
         uncached = sum(tokens * min(1.0, (end - now_s) / (end - start)) for start, end, tokens in self._line)
         return PodLoad(
-            epoch=self.name,
             total_pages=POOL_TOKENS // 64,
             inside=len(self._ends),
             uncached_tokens=int(uncached),

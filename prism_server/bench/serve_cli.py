@@ -159,55 +159,64 @@ def _fields(text: str) -> dict[str, Any]:
 
 def _parser() -> ArgumentParser:
     plan = LoadPlan()
-    shape = plan.shape
     parser = ArgumentParser("prism-bench serve", ABOUT)
-
-    def number(flag: str, default: int, text: str) -> None:
-        parser.add_argument(flag, type=positive, default=default, metavar="N", help=f"{text} [default: {default}]")
-
-    def numbers(flag: str, default: Sequence[int], text: str) -> None:
-        shown = ",".join(map(str, default))
-        parser.add_argument(
-            flag, type=comma_list, default=default, metavar="N,N,...", help=f"{text} [default: {shown}]"
-        )
-
-    parser.add_argument("--base-url", metavar="URL", help="of a server that speaks OpenAI's chat completions")
-    parser.add_argument("--api-key-file", type=Path, metavar="FILE", help="with the key for --base-url")
-    parser.add_argument(
+    add = parser.add_argument
+    add("--base-url", metavar="URL", help="of a server that speaks OpenAI's chat completions")
+    add("--api-key-file", type=Path, metavar="FILE", help="with the key for --base-url")
+    add(
         "--set", action="append", default=[], type=group_option, metavar="GROUP.OPTION=VALUE",
         help="an option of the prism-serve that is started; repeatable",
     )  # fmt: skip
-    number("--starts", 1, "times that the server is started, the last for the phases")
-    parser.add_argument(
+    _number(parser, "--starts", 1, "times that the server is started, the last for the phases")
+    add(
         "--phase", action="append", choices=["start", *PHASES], metavar="NAME",
         help="repeatable [default: a, b, c, d]",
     )  # fmt: skip
-    number("--repeats", plan.repeats, "of each phase and setting")
-    number("--groups", shape.num_groups, "of pictures, in b and load")
-    number("--questions", shape.num_questions, "about each group, in b")
-    number("--pictures", shape.pictures_per_group, "in a group")
+    _number(parser, "--repeats", plan.repeats, "of each phase and setting")
+    _add_picture_options(parser, plan.shape)
+    _add_load_options(parser, plan)
+    add(
+        "--seed", type=int, default=plan.shape.seed, metavar="N",
+        help="another one for a server that knows these pictures",
+    )  # fmt: skip
+    add(
+        "--body", default=json.dumps(plan.shape.extra_fields), metavar="JSON",
+        help="more fields of every request [default: %(default)s]",
+    )  # fmt: skip
+    add("--json", type=Path, metavar="FILE", help="keep every request's times")
+    add("--plot", type=Path, metavar="FILE", help="SVG of the times to first token")
+    return parser
+
+
+def _add_picture_options(parser: ArgumentParser, shape: LoadShape) -> None:
+    _number(parser, "--groups", shape.num_groups, "of pictures, in b and load")
+    _number(parser, "--questions", shape.num_questions, "about each group, in b")
+    _number(parser, "--pictures", shape.pictures_per_group, "in a group")
     parser.add_argument(
         "--picture-size", type=size, default=shape.picture_size, metavar="WxH", help="pixels [default: 448x448]"
     )
-    number("--output-tokens", shape.output_tokens, "of an answer about pictures")
-    numbers("--concurrencies", plan.concurrencies, "closed loops of b")
-    numbers("--batches", plan.batches, "streams at once in c")
-    number("--context-words", plan.context_words, "of a prompt in c")
-    number("--decode-tokens", plan.decode_tokens, "of a stream in c and d")
-    number("--streams", plan.num_decoders, "that decode in d")
-    number("--requests", plan.num_requests, "in load")
-    number("--concurrency", plan.concurrency, "closed loop of load")
+    _number(parser, "--output-tokens", shape.output_tokens, "of an answer about pictures")
+
+
+def _add_load_options(parser: ArgumentParser, plan: LoadPlan) -> None:
+    _numbers(parser, "--concurrencies", plan.concurrencies, "closed loops of b")
+    _numbers(parser, "--batches", plan.batches, "streams at once in c")
+    _number(parser, "--context-words", plan.context_words, "of a prompt in c")
+    _number(parser, "--decode-tokens", plan.decode_tokens, "of a stream in c and d")
+    _number(parser, "--streams", plan.num_decoders, "that decode in d")
+    _number(parser, "--requests", plan.num_requests, "in load")
+    _number(parser, "--concurrency", plan.concurrency, "closed loop of load")
     parser.add_argument("--rate", type=positive_number, metavar="X", help="load: Poisson arrivals, X a second")
+    exponent = plan.shape.zipf_exponent
     parser.add_argument(
-        "--zipf", type=float, default=shape.zipf_exponent, metavar="X", help="exponent in load [default: %(default)s]"
+        "--zipf", type=float, default=exponent, metavar="X", help="exponent in load [default: %(default)s]"
     )
-    parser.add_argument(
-        "--seed", type=int, default=shape.seed, metavar="N", help="another one for a server that knows these pictures"
-    )
-    parser.add_argument(
-        "--body", default=json.dumps(shape.extra_fields), metavar="JSON",
-        help="more fields of every request [default: %(default)s]",
-    )  # fmt: skip
-    parser.add_argument("--json", type=Path, metavar="FILE", help="keep every request's times")
-    parser.add_argument("--plot", type=Path, metavar="FILE", help="SVG of the times to first token")
-    return parser
+
+
+def _number(parser: ArgumentParser, flag: str, default: int, text: str) -> None:
+    parser.add_argument(flag, type=positive, default=default, metavar="N", help=f"{text} [default: {default}]")
+
+
+def _numbers(parser: ArgumentParser, flag: str, default: Sequence[int], text: str) -> None:
+    shown = ",".join(map(str, default))
+    parser.add_argument(flag, type=comma_list, default=default, metavar="N,N,...", help=f"{text} [default: {shown}]")

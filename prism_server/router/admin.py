@@ -9,8 +9,8 @@ from typing import Any
 import msgspec
 
 from prism_server.router.asgi import Body, Receive, Scope, Send, header, send_json
-from prism_server.router.fleet import FleetStats
-from prism_server.router.placement import NoPod, explain
+from prism_server.router.decision import NoPod
+from prism_server.router.placement import explain
 from prism_server.router.request_keys import RequestKeys
 from prism_server.router.services import Services
 
@@ -37,12 +37,12 @@ def pods_known(services: Services) -> dict[str, Any]:
         }
         for member in services.members.all()
     ]
-    age_s = services.discovery.age_s(now_s)
-    return {"phase": services.lifecycle.phase, "discovery_age_s": age_s, "pods": pods, "stats": _stats(fleet.stats())}
-
-
-def _stats(stats: FleetStats) -> dict[str, Any]:
-    return asdict(stats)
+    return {
+        "phase": services.lifecycle.phase,
+        "discovery_age_s": services.discovery.age_s(now_s),
+        "pods": pods,
+        "stats": asdict(fleet.stats()),
+    }
 
 
 async def explain_placement(services: Services, scope: Scope, receive: Receive, send: Send) -> None:

@@ -7,6 +7,7 @@ import re
 
 from prism_server import __version__
 from prism_server.errors import BadRequest, PrismError
+from prism_server.http_listener.key_file import check_bearer
 from prism_server.page import Site
 from prism_server.router.admin import explain_placement, pods_known
 from prism_server.router.asgi import (
@@ -25,7 +26,6 @@ from prism_server.router.asgi import (
 from prism_server.router.metrics import CONTENT_TYPE
 from prism_server.router.proxied_headers import retry_after
 from prism_server.router.proxy import BrokenOff, Exchange
-from prism_server.router.secret import check_token
 from prism_server.router.services import Services
 
 log = logging.getLogger(__name__)
@@ -122,7 +122,7 @@ def admin_app(services: Services) -> App:
             if path == "/metrics":
                 await send_whole(send, 200, services.metrics.expose(), [(b"content-type", CONTENT_TYPE)])
             elif path == "/internal/pods":
-                check_token(services.settings.http.admin_token_file, header(scope, b"authorization"))
+                check_bearer(services.admin_token, (header(scope, b"authorization") or b"").decode("latin-1"))
                 await send_json(send, pods_known(services))
             elif path == "/debug/placement":
                 await explain_placement(services, scope, receive, send)

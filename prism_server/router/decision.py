@@ -30,7 +30,7 @@ class Candidate:
     """One pod's case, for people. Times in milliseconds."""
 
     uid: str
-    home: str
+    name: str
     order: int
     """Place in the rendezvous order, 0 is the home; -1: the request has no key."""
     wait_ms: float
@@ -47,7 +47,7 @@ class Decision:
     """Where the request goes, and what is expected there. Sent on as `x-prism-cache`."""
 
     uid: str
-    home: str
+    name: str
     reason: Reason
     cached_tokens: int
     cached_media: int

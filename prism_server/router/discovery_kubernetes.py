@@ -127,12 +127,9 @@ class KubernetesDiscovery:
                 self._is_following = False
                 self._version = ""  # whatever it was, a fresh list is right
                 pause_s = min(LONGEST_PAUSE_S, 2 * pause_s)
-                log.warning(
-                    "discovery: %s; the last %d slices stand", str(error) or type(error).__name__, len(self._slices)
-                )
-            await asyncio.sleep(
-                pause_s * random.uniform(0.5, 1.0)
-            )  # nothing is missed: a watch goes on where one ended
+                problem = str(error) or type(error).__name__
+                log.warning("discovery: %s; the last %d slices stand", problem, len(self._slices))
+            await asyncio.sleep(pause_s * random.uniform(0.5, 1.0))  # misses nothing: a watch goes on where one ended
 
     async def _list(self) -> None:
         body = b"".join([piece async for piece in self._api.get(self._path, ANSWER_TIMEOUT_S)])

@@ -30,7 +30,7 @@ def parse_backends(text: str, admin_port: int) -> tuple[Endpoint, ...]:
         api = _origin(api_url, DEFAULT_API_PORT)
         admin = _origin(admin_url, admin_port) if admin_url else Origin(api.host, admin_port)
         name = api.authority.decode()
-        endpoints.append(Endpoint(name, name, api, admin, is_ready=None))
+        endpoints.append(Endpoint(name, name, None, api=api, admin=admin))
     if not endpoints:
         raise StartupError("discovery.backends names no pod")
     if len({endpoint.name for endpoint in endpoints}) < len(endpoints):
@@ -106,4 +106,5 @@ class DnsDiscovery:
         return sorted({str(address[0]) for known, *_, address in found if known == family})
 
     def _endpoint(self, address: str) -> Endpoint:
-        return Endpoint(address, address, Origin(address, self._api_port), Origin(address, self._admin_port), None)
+        api, admin = Origin(address, self._api_port), Origin(address, self._admin_port)
+        return Endpoint(address, address, None, api=api, admin=admin)

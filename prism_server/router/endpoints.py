@@ -6,20 +6,16 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from prism_server.router.pods import Pod
 from prism_server.router.upstream import Origin
 
 
-@dataclass(frozen=True, slots=True)
-class Endpoint:
-    """One engine pod. `name` is its stable name, the home of keys; `uid` is another for each pod under that name."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Endpoint(Pod):
+    """One engine pod, and where to reach it."""
 
-    name: str
-    uid: str
     api: Origin
     admin: Origin
-    is_ready: bool | None = True
-    """None: whoever found it cannot say; the router asks the pod itself."""
-    is_terminating: bool = False
 
 
 OnEndpoints = Callable[[Sequence[Endpoint]], None]

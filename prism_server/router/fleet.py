@@ -133,8 +133,7 @@ class Fleet:
             index.add(state.slot, added)
         state.position = Position(answer.epoch, answer.cursor)
         self._learn_links(answer)
-        if answer.load is not None:
-            self._take_load(state, answer.load, asked_s, now_s)
+        self._take_load(state, answer.load, asked_s, now_s)
         state.answer_s = now_s
         self.expected.settle(state.slot, asked_s - REPORT_DELAY_S)
         self._settle_unreported(now_s)
@@ -145,13 +144,6 @@ class Fleet:
             self._settled_s = now_s
             for state in self._pods.values():
                 self.expected.settle(state.slot, now_s - UNREPORTED_S)
-
-    def apply_load(self, uid: str, scheme: KeyScheme, load: PodLoad, asked_s: float, now_s: float) -> None:
-        """From `/internal/capacity`, for pods whose cache answer has no load."""
-        state = self._pods.get(uid)
-        if state is not None:
-            self._meet(state, scheme, load.epoch)
-            self._take_load(state, load, asked_s, now_s)
 
     def _meet(self, state: PodState, scheme: KeyScheme, epoch: str) -> None:
         """Another epoch, or other keys: all that was known is about something that is no more."""

@@ -5,12 +5,11 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from pathlib import Path
 
+from prism_server.http_listener.key_file import KeyFile
+from prism_server.router.cache_answer import AnswerError, parse_cache
 from prism_server.router.fleet import Fleet
 from prism_server.router.members import Member, Members
-from prism_server.router.pods import AnswerError, parse_cache
-from prism_server.router.secret import bearer
 from prism_server.router.settings import CacheSettings
 from prism_server.router.upstream import Origin, Pool, UpstreamError, request_head
 
@@ -26,8 +25,8 @@ log = logging.getLogger(__name__)
 class Follower:
     """Its `follow` is a task per pod."""
 
-    def __init__(self, fleet: Fleet, pool: Pool, settings: CacheSettings, token_file: Path | None) -> None:
-        self._fleet, self._pool, self._settings, self._token_file = fleet, pool, settings, token_file
+    def __init__(self, fleet: Fleet, pool: Pool, settings: CacheSettings, admin_token: KeyFile | None) -> None:
+        self._fleet, self._pool, self._settings, self._admin_token = fleet, pool, settings, admin_token
 
     async def follow(self, members: Members, member: Member) -> None:
         """Polls until it is cancelled. What goes wrong is said once, and shows as the age of what is known."""
@@ -78,8 +77,8 @@ class Follower:
 
     async def _get(self, origin: Origin, target: str) -> tuple[int, bytes]:
         headers = [(b"accept", b"application/json")]
-        if target.startswith("/internal/"):
-            headers += bearer(self._token_file)
+        if self._admin_token is not None and target.startswith("/internal/"):
+            headers.append((b"authorization", f"Bearer {self._admin_token.first()}".encode()))
         async with asyncio.timeout(self._settings.poll_timeout_s), self._pool.connection(origin) as connection:
             connection.send(request_head("GET", target.encode(), origin, headers, None))
             head = await connection.head()

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from prism_server.router.breaker import Breaker
 from prism_server.router.endpoints import Endpoint
 from prism_server.router.fleet import Fleet
-from prism_server.router.pods import Pod
 from prism_server.router.settings import UpstreamSettings
 from prism_server.router.upstream import Pool
 
@@ -19,7 +18,7 @@ DISTRUST_AGE_S = 5.0
 
 @dataclass
 class Member:
-    """One pod."""
+    """One pod, as it is followed."""
 
     endpoint: Endpoint
     breaker: Breaker
@@ -50,7 +49,7 @@ class Members:
     def __init__(self, fleet: Fleet, pool: Pool, settings: UpstreamSettings, follow: Follow) -> None:
         self._fleet, self._pool, self._settings, self._follow = fleet, pool, settings, follow
         self._by_uid: dict[str, Member] = {}
-        self._told: tuple[Pod, ...] | None = None
+        self._told: tuple[Endpoint, ...] | None = None
         self._trusts_source = True
 
     def __getitem__(self, uid: str) -> Member:
@@ -84,10 +83,7 @@ class Members:
         silent = {member.endpoint.uid for member in members if _has_gone_silent(member)}
         if ready - silent:  # if all are silent, the fault is more likely to be here
             ready -= silent
-        pods = tuple(
-            Pod(found.name, found.uid, found.uid in ready, found.is_terminating)
-            for found in (member.endpoint for member in members)
-        )
+        pods = tuple(replace(member.endpoint, is_ready=member.endpoint.uid in ready) for member in members)
         if pods != self._told:
             self._told = pods
             self._fleet.set_pods(pods, asyncio.get_running_loop().time())

@@ -8,7 +8,7 @@ from prometheus_client import CollectorRegistry, Counter, Histogram, ProcessColl
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from prism_server.router.placement import Decision
+from prism_server.router.decision import Decision, Reason
 
 CONTENT_TYPE = b"text/plain; version=0.0.4; charset=utf-8"
 PREFIX = "prism_router"
@@ -21,19 +21,19 @@ class Metrics:
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
         ProcessCollector(registry=self.registry)  # CPU seconds, memory, open files
-        self._decisions = self._counter("decisions", "requests placed, by why the pod was chosen", "reason")
+        self._decisions = self._counter("decisions", "tries of requests, by why the pod was chosen", "reason")
         self._answers = self._counter("answers", "answers to clients, by status", "status")
         self._retries = self._counter("retries", "requests tried at another pod, by what the last one did", "cause")
         self._retries_denied = self._counter("retries_denied", "requests given up though a pod was left to try")
         self._unplaced = self._counter("unplaced", "requests that no pod could take, by why", "reason")
         self._broken = self._counter("broken_streams", "answers that ended in an error after their first byte", "cause")
         self._left = self._counter("client_disconnects", "requests whose client went away")
-        self._media = self._counter("media", "media of placed requests")
-        self._expected_media = self._counter("expected_media_hits", "media whose KV was expected at the chosen pod")
+        self._media = self._counter("media", "media of requests that a pod has answered")
+        self._expected_media = self._counter("expected_media_hits", "media whose KV was expected at that pod")
         self._expected_features = self._counter(
             "expected_feature_hits", "further media whose encoder outputs were expected there"
         )
-        self._expected_tokens = self._counter("expected_hit_tokens", "prompt tokens expected in the chosen pod's cache")
+        self._expected_tokens = self._counter("expected_hit_tokens", "prompt tokens expected in that pod's cache")
         self._reused_tokens = self._counter("reused_tokens", "prompt tokens that pods say they found in their cache")
         self._prompt_tokens = self._counter("prompt_tokens", "prompt tokens of the answers that say so")
         self.keys_s = Histogram(
@@ -53,8 +53,12 @@ class Metrics:
         """The Prometheus text format."""
         return generate_latest(self.registry)
 
+    def decided(self, reason: Reason) -> None:
+        """For every try."""
+        self._decisions.labels(reason.value).inc()
+
     def placed(self, decision: Decision) -> None:
-        self._decisions.labels(decision.reason.value).inc()
+        """Once for a request: at its first byte, whose pod is where it came to be."""
         self._media.inc(decision.num_media)
         self._expected_media.inc(decision.cached_media)
         self._expected_features.inc(decision.cached_features)

@@ -112,7 +112,7 @@ class _Case:
         return self.wait_ms(pod) <= longest_wait_ms and self.ratio(pod) <= 1.0
 
     def _least_loaded(self, pods: Sequence[PodState]) -> PodState:
-        return min(pods, key=lambda pod: (self.wait_ms(pod), self.ratio(pod), pod.pod.home))
+        return min(pods, key=lambda pod: (self.wait_ms(pod), self.ratio(pod), pod.name))
 
     def _total_ms(self, pod: PodState) -> float:
         return self.wait_ms(pod) + self.own_ms(pod)
@@ -235,7 +235,7 @@ def _decision(case: _Case, request: RequestKeys) -> Decision:
     found = case.held.get(pod.slot, NOTHING)
     return Decision(
         uid=pod.uid,
-        home=pod.pod.home,
+        name=pod.name,
         reason=case.reason(pod),
         cached_tokens=case.cached_tokens(found),
         cached_media=found.depth if request.media else 0,
@@ -250,7 +250,7 @@ def _candidate(case: _Case, pod: PodState, order: int) -> Candidate:
     found = case.held.get(pod.slot, NOTHING)
     return Candidate(
         uid=pod.uid,
-        home=pod.pod.home,
+        name=pod.name,
         order=order,
         wait_ms=case.wait_ms(pod),
         own_ms=case.own_ms(pod),

@@ -47,12 +47,16 @@ class PodState:
         return self.pod.uid
 
     @property
+    def name(self) -> str:
+        return self.pod.name
+
+    @property
     def speaks_known_keys(self) -> bool:
         return self.scheme is not None and self.scheme.is_known
 
     @property
     def is_accepting(self) -> bool:
-        return self.pod.is_ready and not self.pod.is_terminating and not self.load.is_draining
+        return self.pod.is_ready is True and not self.pod.is_terminating and not self.load.is_draining
 
     @property
     def inside(self) -> int:
@@ -62,7 +66,7 @@ class PodState:
     @property
     def is_full(self) -> bool:
         """It would answer 429."""
-        return 0 < self.load.max_inside <= self.in_flight + self.others_inside
+        return 0 < self.load.max_inside <= self.inside
 
 
 @dataclass(slots=True, eq=False)

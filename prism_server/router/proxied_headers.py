@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 from prism_server.http_listener.headers import ROUTER
 from prism_server.router.asgi import Headers
-from prism_server.router.placement import Decision
+from prism_server.router.decision import Decision
 from prism_server.router.upstream import Head
 
 REQUEST_ID = b"x-request-id"
@@ -73,7 +73,7 @@ def placement_headers(decision: Decision, head: Head) -> list[tuple[bytes, bytes
     reused = reused_tokens(head)
     if reused is not None:
         said += f"; reused_tokens={reused[0]}"
-    return [(POD, decision.home.encode()), (CACHE, said.encode())]
+    return [(POD, decision.name.encode()), (CACHE, said.encode())]
 
 
 def request_id_of(given: bytes | None) -> bytes:

@@ -10,11 +10,12 @@ from __future__ import annotations
 import asyncio
 
 from prism_server.router.asgi import JSON, Body, Receive, Scope, Send, ends_when_client_leaves, header
+from prism_server.router.breaker import Blame
+from prism_server.router.decision import Decision, NoPod
 from prism_server.router.downstream import Downstream
 from prism_server.router.events import COMMENT, STREAM_HEADERS, WholeEvents, error_events, error_events_from
 from prism_server.router.fleet import Ticket
 from prism_server.router.members import Member
-from prism_server.router.placement import Decision, NoPod
 from prism_server.router.proxied_headers import (
     REQUEST_ID,
     answer_headers,
@@ -41,6 +42,8 @@ from prism_server.router.upstream import Connection, Head, UpstreamError, reques
 OK = 200
 FIRST_REFUSAL = 400
 """From this status on a pod has computed nothing that it would keep."""
+FIRST_FAULT = 500
+"""From this status on the pod may be at fault, or the request may have made it fail."""
 
 
 class BrokenOff(Exception):
@@ -59,6 +62,7 @@ class Exchange:
         self._loop = asyncio.get_running_loop()
         self._body = Body(services.buffers)
         self._keys = RequestKeys()
+        self._blame = Blame()
         self._connection: Connection | None = None
         self._member: Member | None = None
         self._sent_s = self._body_s = 0.0
@@ -137,19 +141,29 @@ class Exchange:
             decision = services.place(self._keys, tried)
             if isinstance(decision, NoPod):
                 services.metrics.unplaced(decision.reason)
+                self._blame.nobody_else(self._loop.time(), self._body.checksum)
                 return await self._give_up(refusal, decision)
             if refusal is not None:
-                if len(tried) >= services.settings.upstream.max_tries or not services.retries.try_retry():
+                if not self._may_retry(len(tried)):
                     services.metrics.retry_denied()
                     return await self._give_up(refusal)
                 services.metrics.retried(refusal.cause)
-            services.metrics.placed(decision)
+            services.metrics.decided(decision.reason)
             refusal = await self._try(decision)
             if refusal is None:
                 return None
             if refusal.is_final:
                 return await self._give_up(refusal)
             tried.add(decision.uid)
+
+    def _may_retry(self, num_tries: int) -> bool:
+        """Whether one more pod may be asked; it is then counted."""
+        limits = self._services.settings.upstream
+        if num_tries < limits.max_tries and self._services.retries.try_retry():
+            return True
+        if num_tries >= limits.max_tries or limits.retry_share == 0:  # else the second tries of others will tell
+            self._blame.nobody_else(self._loop.time(), self._body.checksum)
+        return False
 
     async def _try(self, decision: Decision) -> Refusal | None:
         """The request at one pod; None once it is answered, well or not."""
@@ -166,16 +180,16 @@ class Exchange:
             self._connection = self._member = None
             services.fleet.finish(ticket, self._loop.time())
         if refusal is not None:
-            self._count_against(decision, member, refusal)
+            self._note_refusal(member, refusal)
         return refusal
 
-    def _count_against(self, decision: Decision, member: Member, refusal: Refusal) -> None:
+    def _note_refusal(self, member: Member, refusal: Refusal) -> None:
         now_s = self._loop.time()
         if refusal.is_fault:
-            member.breaker.failed(now_s)
+            self._blame.failed(member.breaker, now_s, refusal.is_certain)
         elif not refusal.is_final:
             member.breaker.succeeded()
-            self._services.fleet.refused(decision.uid, refusal.retry_after_s, now_s)
+            self._services.fleet.refused(member.endpoint.uid, refusal.retry_after_s, now_s)
 
     async def _ask(self, member: Member, decision: Decision, ticket: Ticket) -> Refusal | None:
         origin = member.endpoint.api
@@ -192,7 +206,7 @@ class Exchange:
             refusal = await refusal_of(head, connection)
             if refusal is not None:
                 return refusal
-            self._first_byte(member, ticket, head)
+            self._first_byte(member, decision, ticket, head)
             await self._answer(head, connection, decision)
             return None
 
@@ -211,20 +225,23 @@ class Exchange:
                 await self._down.data(COMMENT)
         return head
 
-    def _first_byte(self, member: Member, ticket: Ticket, head: Head) -> None:
-        now_s = self._loop.time()
+    def _first_byte(self, member: Member, decision: Decision, ticket: Ticket, head: Head) -> None:
+        now_s, metrics = self._loop.time(), self._services.metrics
         self._has_first_byte = True
-        self._body.release()
         if head.status < FIRST_REFUSAL:
             self._services.fleet.first_byte(ticket, now_s)
-        self._services.metrics.head_s.observe(now_s - self._body_s)
-        if head.status >= 500:
-            member.breaker.failed(now_s)
-        else:
+        if head.status < FIRST_FAULT:
             member.breaker.succeeded()
+            self._blame.answered(now_s)
+        else:
+            self._blame.failed(member.breaker, now_s, is_certain=False)
+            self._blame.nobody_else(now_s, self._body.checksum)
+        self._body.release()
+        metrics.head_s.observe(now_s - self._body_s)
+        metrics.placed(decision)
         reused = reused_tokens(head)
         if reused is not None:
-            self._services.metrics.reused(*reused)
+            metrics.reused(*reused)
 
     # answering
 

@@ -9,7 +9,7 @@ import msgspec
 
 from prism_server.errors import EngineFault, Overloaded, PrismError
 from prism_server.router.asgi import error_json
-from prism_server.router.placement import NoPod
+from prism_server.router.decision import NoPod
 from prism_server.router.upstream import ConnectFailed, Connection, Head, UpstreamError
 
 SHUTTING_DOWN = "shutting_down"
@@ -48,11 +48,16 @@ class Refusal:
     reason: str
     """For people."""
     is_fault: bool
-    """Whether it counts against the pod."""
+    """Of the pod, or of what the request does to it; else the pod is only not in service, or full."""
     head: Head | None = None
     body: bytes = b""
     is_final: bool = False
     """The answer is about the request: nobody else need be asked."""
+
+    @property
+    def is_certain(self) -> bool:
+        """Whether the fault is the pod's own: nothing of the request has reached it."""
+        return self.cause == "connect"
 
     @property
     def code(self) -> str:

@@ -10,7 +10,6 @@ import numpy.typing as npt
 
 from prism_server.identity import Digest, framed_digest
 
-_MASK = (1 << 64) - 1
 _TWO_53 = float(1 << 53)
 
 

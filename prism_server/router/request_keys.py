@@ -21,6 +21,7 @@ from prism_server.identity import (
 )
 from prism_server.media.data_url import data_url_bytes
 from prism_server.media.item import MediaItem
+from prism_server.media.link import is_link
 from prism_server.media.messages import MediaSource, chain_parts, split_messages
 from prism_server.router.media_size import UNLIMITED, USUAL, MediaSizer
 from prism_server.router.pods import KeyScheme
@@ -31,8 +32,6 @@ TEXT_BLOCK_CHARACTERS = 1024
 MAX_TEXT_KEYS = 64
 LEAST_HOME_TOKENS = 256
 """A text that has less in common with others may go anywhere."""
-LINK_SCHEMES = ("http://", "https://")
-LONGEST_LINK_SCHEME = len("https://")
 
 ContentOf = Callable[[Digest], Digest | None]
 """The content id behind a link's digest, if a pod has reported it (`Fleet.content_of`)."""
@@ -156,7 +155,7 @@ def chain_of(scheme: KeyScheme, parts: Iterable[ChainPart], salt: str | None) ->
 
 def _medium(source: MediaSource, sizer: MediaSizer, content_of: ContentOf) -> RequestMedium:
     """Raises BadRequest for a data URL that cannot be decoded."""
-    links = [url for url in source.frames or (source.url,) if _is_link(url)]
+    links = [url for url in source.frames or (source.url,) if is_link(url)]
     if links:
         name = link_digest("\n".join(source.frames or links))  # a list with links in it is never known by content
         content, item = content_of(name), MediaItem(source.kind, b"", source.options)
@@ -169,10 +168,6 @@ def _medium(source: MediaSource, sizer: MediaSizer, content_of: ContentOf) -> Re
         content = item.content_id
     size = sizer.size(item, content)
     return RequestMedium(content, size.num_tokens, size.num_patches)
-
-
-def _is_link(url: str) -> bool:
-    return url[:LONGEST_LINK_SCHEME].lower().startswith(LINK_SCHEMES)
 
 
 def _prompt_texts(prompt: Any) -> list[str]:

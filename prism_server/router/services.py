@@ -7,8 +7,10 @@ from collections.abc import Sequence, Set
 from concurrent.futures import ThreadPoolExecutor
 from typing import Protocol
 
+from prism_server.http_listener.key_file import KeyFile
 from prism_server.router.asgi import Body, BufferBudget
 from prism_server.router.budget import RetryBudget
+from prism_server.router.decision import Decision, NoPod
 from prism_server.router.endpoints import Discovery, Endpoint
 from prism_server.router.fleet import Fleet, FleetRules
 from prism_server.router.follower import Follower
@@ -16,7 +18,7 @@ from prism_server.router.lifecycle import Lifecycle
 from prism_server.router.media_size import MediaSizer
 from prism_server.router.members import Members
 from prism_server.router.metrics import Metrics
-from prism_server.router.placement import Decision, NoPod, PlacementRules, decide
+from prism_server.router.placement import PlacementRules, decide
 from prism_server.router.request_keys import RequestKeys, read_request
 from prism_server.router.settings import RouterSettings
 from prism_server.router.upstream import Pool
@@ -45,6 +47,7 @@ class Services:
     """Built once."""
 
     def __init__(self, settings: RouterSettings, discovery: Discovery) -> None:
+        """Raises StartupError where the file of the token cannot be read."""
         self.settings = settings
         self.discovery = discovery
         self.lifecycle = Lifecycle()
@@ -56,7 +59,9 @@ class Services:
         self.buffers = BufferBudget(settings.http.max_buffered_bytes)
         self.retries = RetryBudget(settings.upstream.retry_share, settings.upstream.retry_burst)
         self.open: set[Open] = set()
-        follower = Follower(self.fleet, self.pool, settings.cache, settings.http.admin_token_file)
+        token_file = settings.http.admin_token_file
+        self.admin_token = KeyFile(token_file, "http.admin_token_file") if token_file else None
+        follower = Follower(self.fleet, self.pool, settings.cache, self.admin_token)
         self.members = Members(
             self.fleet, self.pool, settings.upstream, lambda member: follower.follow(self.members, member)
         )

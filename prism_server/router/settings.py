@@ -7,10 +7,11 @@ from typing import Annotated
 
 from pydantic import Field, FilePath, model_validator
 
+from prism_server.capacity.units import GIB, MIB
 from prism_server.http_listener.sockets import CLIENT_TIMEOUT_S
 from prism_server.router.fleet import FleetRules
 from prism_server.router.placement import PlacementRules
-from prism_server.settings import GIB, MIB, Group, LogSettings, NonNegative, Port, Positive
+from prism_server.settings import Group, LogSettings, NonNegative, Port, Positive
 from prism_server.settings_cli import SettingsSource
 
 PositiveSeconds = Annotated[float, Field(gt=0)]

@@ -41,11 +41,9 @@ class SlowStart:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class View:
-    """Holds until membership changes. The order is that of the homes, whatever order the pods came in."""
+    """Holds until membership changes. The order is that of the names, whatever order the pods came in."""
 
     pods: tuple[PodState, ...]
-    place: Mapping[int, int]
-    """Index into `pods` by slot."""
     rendezvous: Rendezvous
     schemes: tuple[KeyScheme, ...]
     scheme_bits: Mapping[KeyScheme, int]
@@ -59,7 +57,7 @@ class View:
     @classmethod
     def of(cls, states: Iterable[PodState], slow_start_s: float) -> View:
         all_states = list(states)
-        pods = tuple(sorted((s for s in all_states if s.is_accepting), key=lambda state: (state.pod.home, state.uid)))
+        pods = tuple(sorted((s for s in all_states if s.is_accepting), key=lambda state: (state.name, state.uid)))
         bits: dict[KeyScheme, int] = {}
         for state in pods:
             if state.scheme is not None and state.scheme.is_known:
@@ -68,8 +66,7 @@ class View:
         weights = [float(count) for count in pages] if all(pages) else [1.0] * len(pods)
         return cls(
             pods=pods,
-            place={state.slot: index for index, state in enumerate(pods)},
-            rendezvous=Rendezvous([state.pod.home for state in pods], weights),
+            rendezvous=Rendezvous([state.name for state in pods], weights),
             schemes=tuple(sorted({s.scheme for s in all_states if s.scheme and s.scheme.is_known}, key=_scheme_order)),
             scheme_bits=bits,
             slow_start=SlowStart({state.slot: state.ready_since_s for state in pods}, slow_start_s),

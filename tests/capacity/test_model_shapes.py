@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from prism_server.capacity.models import KNOWN_MODELS, resolve_shape, shape_from_config
+from prism_server.checkpoint_files import Fields
 from prism_server.demo_model import checkpoint_dir
 from prism_server.errors import StartupError
 
@@ -62,7 +63,7 @@ def test_two_ranks_hold_the_vision_tower_twice_and_everything_else_once() -> Non
 def released_config() -> dict[str, object]:
     """The 8B as released: rope settings of the older spelling, head flag at the top."""
     return {
-        "model_type": "qwen3_vl",
+        "architectures": ["Qwen3VLForConditionalGeneration"],
         "tie_word_embeddings": False,
         "text_config": {
             "num_hidden_layers": 36,
@@ -81,32 +82,36 @@ def released_config() -> dict[str, object]:
             "num_heads": 16,
             "num_position_embeddings": 2304,
             "deepstack_visual_indexes": [8, 16, 24],
+            "patch_size": 16,
+            "temporal_patch_size": 2,
+            "spatial_merge_size": 2,
+            "in_channels": 3,
         },
     }
 
 
 def test_a_released_config_gives_the_known_shape() -> None:
-    assert shape_from_config("8b", released_config()) == KNOWN_MODELS["8b"]
+    assert shape_from_config("8b", Fields(released_config(), "config.json")) == KNOWN_MODELS["8b"]
 
 
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        ({"model_type": "llama"}, "'llama'"),
-        ({"text_config": {}}, "no 'num_hidden_layers'"),
-        ({"vision_config": None}, "describes no Qwen3-VL model"),
+        ({"architectures": ["LlamaForCausalLM"]}, "'LlamaForCausalLM'"),
+        ({"text_config": {}}, "text_config: num_hidden_layers must be an integer of at least 1, not None"),
+        ({"vision_config": None}, "vision_config must be an object"),
     ],
 )
 def test_a_config_of_something_else_is_refused_with_the_reason(change: dict[str, object], reason: str) -> None:
     with pytest.raises(StartupError, match=reason):
-        shape_from_config("x", released_config() | change)
+        shape_from_config("x", Fields(released_config() | change, "config.json"))
 
 
 def test_a_model_that_is_nowhere_and_a_config_that_is_no_json_are_refused(tmp_path: Path) -> None:
     with pytest.raises(StartupError, match="neither one of 2b, 4b, 8b, 32b, demo nor a directory"):
         resolve_shape("9b")
     (tmp_path / "config.json").write_text("{")
-    with pytest.raises(StartupError, match="not valid JSON"):
+    with pytest.raises(StartupError, match="is not JSON"):
         resolve_shape(str(tmp_path))
 
 

@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from prism_server.capacity.models import KNOWN_MODELS
-from prism_server.capacity.plan import GIB, PlanRequest, plan_pages, suggestions
+from prism_server.capacity.plan import PlanRequest, plan_pages, suggestions
+from prism_server.capacity.units import GIB
 from prism_server.errors import StartupError
 from prism_server.settings import ServerSettings
 
@@ -107,6 +108,14 @@ def test_the_defaults_are_the_servers_own() -> None:
     assert plan.max_video_tokens == server.media.max_video_tokens
     for name in ("max_context_tokens", "max_step_tokens", "max_running_sequences", "feature_cache_bytes"):
         assert getattr(plan, name) == getattr(server.engine, name)
+
+
+def test_a_servers_copy_of_the_head_is_in_its_plan() -> None:
+    plain, copied = (
+        plan_pages(ServerSettings.model_validate({"model": {"fp8_head": fp8_head}}).plan_request(EIGHT_B, 80 * GIB))
+        for fp8_head in (False, True)
+    )
+    assert plain.kv_bytes - copied.kv_bytes == EIGHT_B.fp8_head_bytes() > 0
 
 
 @pytest.mark.parametrize(

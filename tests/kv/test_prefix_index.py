@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from prism_server.kv.cache import KVCache
-from prism_server.kv.prefix_index import CachedPage
+from prism_server.kv.cached_page import CachedPage
 
 PAGE = 4
 

@@ -83,8 +83,8 @@ def test_the_smaller_of_the_processors_and_the_servers_limit_applies(tmp_path: P
     ("content", "reason"),
     [
         (None, "no picture processor"),
-        ("{", "not readable as JSON"),
-        ([1], "expected an object"),
+        ("{", "is not JSON"),
+        ([1], "must hold a JSON object, not list"),
         ({k: v for k, v in RELEASED.items() if k != "patch_size"}, "'patch_size' is missing"),
         (RELEASED | {"merge_size": 0}, "merge_size must be a positive integer"),
         (RELEASED | {"size": {"height": 224, "width": 224}}, "shortest_edge"),
@@ -152,3 +152,9 @@ def test_every_field_is_in_the_fingerprint() -> None:
         replace(CONFIG, rescale_factor=1 / 256),
     ]
     assert len({config.fingerprint for config in [CONFIG, *others]}) == len(others) + 1
+
+
+@pytest.mark.parametrize(("least", "most", "reason"), [(0, 5, "at least 1"), (9, 8, "least area 9 is above")])
+def test_a_range_of_pixels_that_holds_no_size_cannot_be_made(least: int, most: int, reason: str) -> None:
+    with pytest.raises(ValueError, match=reason):
+        PixelRange(least, most)

@@ -95,8 +95,8 @@ def test_a_checkpoint_without_the_file_has_no_clip_processor(tmp_path: Path) -> 
 @pytest.mark.parametrize(
     ("content", "reason"),
     [
-        ("{", "not readable as JSON"),
-        ([1], "expected an object"),
+        ("{", "is not JSON"),
+        ([1], "must hold a JSON object, not list"),
         ({k: v for k, v in RELEASED.items() if k != "merge_size"}, "'merge_size' is missing"),
         (RELEASED | {"video_processor_type": "LlavaVideoProcessor"}, "not Qwen3VLVideoProcessor"),
         (RELEASED | {"do_sample_frames": False}, "do_sample_frames must be true"),

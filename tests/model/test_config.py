@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from reference import DEMO_CHECKPOINT, tiny_config
 
+from prism_server.capacity.models import KNOWN_MODELS, ModelShape
 from prism_server.capacity.page_layout import PageLayout
 from prism_server.errors import StartupError
 from prism_server.model import ModelConfig
@@ -98,6 +99,14 @@ def test_what_transformers_saves_and_the_demo_checkpoint_are_read(tmp_path: Path
     assert (config.vision.head_dim, config.text.tied_head, config.image_token_id) == (72, False, 90)
     demo = ModelConfig.from_dir(DEMO_CHECKPOINT)
     assert (demo.text.num_layers, demo.text.head_dim, demo.vision.num_position_embeddings) == (6, 128, 576)
+
+
+def test_a_plan_counts_a_loaded_config_as_it_counts_the_known_model(tmp_path: Path) -> None:
+    def counted(shape: ModelShape) -> tuple[object, ...]:
+        return shape.name, shape.weight_bytes(), shape.fp8_head_bytes(), shape.page_layout(), shape.vision.patch_values
+
+    read = ModelConfig.from_dir(written(tmp_path, released_config()))
+    assert counted(read.shape("4b")) == counted(KNOWN_MODELS["4b"])
 
 
 def no_architecture(config: Json) -> None:
@@ -200,7 +209,9 @@ def test_what_is_not_a_dense_qwen3_vl_is_refused_in_one_line(
     assert "\n" not in refused.value.reason
 
 
-@pytest.mark.parametrize(("content", "named"), [("{", "not JSON"), ("[]", "not a JSON object"), ("\xff", "JSON")])
+@pytest.mark.parametrize(
+    ("content", "named"), [("{", "not JSON"), ("[]", "must hold a JSON object"), ("\xff", "cannot be read")]
+)
 def test_a_broken_file_is_refused_in_one_line(tmp_path: Path, content: str, named: str) -> None:
     (tmp_path / "config.json").write_bytes(content.encode("latin-1"))
     with pytest.raises(StartupError, match=named) as refused:

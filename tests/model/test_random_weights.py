@@ -64,7 +64,7 @@ def test_an_engine_is_built_without_weight_files_and_has_a_namespace_of_its_own(
         parts = build_parts(
             ServerSettings(model=model, kv=KVSettings(memory_bytes=8 << 20)), lambda p: stages.append(p.stage)
         )
-        return str(parts.info["namespace"])
+        return parts.info.namespace
 
     stages: list[str] = []
     alone = namespace(weightless, "random")

@@ -15,7 +15,8 @@ from prism_operator.options import OperatorOptions
 from prism_operator.plan import plan_kv
 from prism_operator.refused import Refused
 from prism_server.capacity.models import KNOWN_MODELS
-from prism_server.capacity.plan import GIB, PlanRequest, plan_pages
+from prism_server.capacity.plan import PlanRequest, plan_pages
+from prism_server.capacity.units import GIB
 
 Object = dict[str, Any]
 NEWEST = TEMPLATE_VERSIONS[-1]

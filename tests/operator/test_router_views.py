@@ -77,7 +77,7 @@ def test_a_real_routers_answer_has_what_the_operator_reads() -> None:
         settings = RouterSettings(discovery=DiscoverySettings(backends="http://engine"))
         services = Services(settings, StaticDiscovery(()))
         origin = Origin("127.0.0.1", 9)
-        services.members.take([Endpoint("e-0", "u0", origin, origin, is_terminating=True)])
+        services.members.take([Endpoint("e-0", "u0", is_terminating=True, api=origin, admin=origin)])
         try:
             return pods_known(services)
         finally:

@@ -97,7 +97,6 @@ def test_the_operators_take_the_tuned_cuts() -> None:
     torch.testing.assert_close(linear.norm_logits(x, norm, EPS, weight).double(), expected, **close)
     torch.testing.assert_close(linear.norm_swiglu(x, norm, EPS, weight).double(), F.silu(gate) * up, **close)
     plain = F.linear(x.double(), weight.double())
-    torch.testing.assert_close(linear.linear(x, weight).double(), plain, **close)
     torch.testing.assert_close(
         linear.linear_add(x, weight, x[:, :64].contiguous()).double(), plain + x[:, :64].double(), **close
     )

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from prism_server.capacity.page_layout import KVDtype, PageLayout
 from prism_server.model import Qwen3VL
-from prism_server.ops import AttentionBatch, HostPages, Ops, PagedKV, kv_storage, make_ops
+from prism_server.ops import AttentionBatch, HostPages, Ops, PagedKV, host_pages, make_ops
 from prism_server.ops.torch_ops import TorchOps
 
 pytestmark = [
@@ -177,7 +177,7 @@ def test_pages_go_to_the_host_and_come_back_beside_other_work(
     kv_dtype: KVDtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     layout = PageLayout(4, 8, 128, 64, kv_dtype)
-    monkeypatch.setattr(kv_storage, "STAGING_BYTES", 3 * layout.page_bytes)  # several parts
+    monkeypatch.setattr(host_pages, "STAGING_BYTES", 3 * layout.page_bytes)  # several parts
     host, plain = HostPages(layout, 9, pinned=True), HostPages(layout, 9)
     kv, on_cpu = PagedKV(layout, 20, "cuda"), PagedKV(layout, 20, "cpu")
     for device, cpu in zip(kv.tensors(), on_cpu.tensors(), strict=True):

@@ -7,11 +7,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from router_support import BF16, FP8, LATER_S, chosen, feature, fleet, news, pods, request, send, snapshot
 
+from prism_server.identity import LinkContent
 from prism_server.router.fleet import Fleet, Position, Ticket
 from prism_server.router.knowledge import ExpectedKeys, KeyIndex, slots_of
 from prism_server.router.load import OLDEST_REPORT_S, Backlog
 from prism_server.router.placement import Reason
-from prism_server.router.pods import LinkContent, Pod, PodLoad
+from prism_server.router.pods import Pod, PodLoad
 
 ASKED = request("x", "y", "z")
 CHAIN = ASKED.chains[FP8]

@@ -85,7 +85,7 @@ def test_several_routers_that_share_no_state_agree_on_a_cold_keys_home() -> None
 def test_when_a_pod_leaves_only_its_keys_get_another_home() -> None:
     known = fleet(5)
     before = {number: chosen(known, request(number)).uid for number in range(200)}
-    known.set_pods([Pod(pod.home, pod.uid, is_terminating=pod.uid == "uid-c") for pod in pods(5)], LATER_S)
+    known.set_pods([Pod(pod.name, pod.uid, is_terminating=pod.uid == "uid-c") for pod in pods(5)], LATER_S)
     after = {number: chosen(known, request(number)).uid for number in range(200)}
     assert all(after[number] == uid for number, uid in before.items() if uid != "uid-c")
     assert "uid-c" not in after.values()
@@ -93,9 +93,9 @@ def test_when_a_pod_leaves_only_its_keys_get_another_home() -> None:
 
 def test_a_pod_that_comes_back_under_its_name_is_the_home_of_the_same_keys() -> None:
     known = fleet(5)
-    before = [chosen(known, request(number)).home for number in range(100)]
-    known.set_pods([Pod(pod.home, f"{pod.uid}-again") for pod in pods(5)], LATER_S)
-    assert [chosen(known, request(number)).home for number in range(100)] == before
+    before = [chosen(known, request(number)).name for number in range(100)]
+    known.set_pods([Pod(pod.name, f"{pod.uid}-again") for pod in pods(5)], LATER_S)
+    assert [chosen(known, request(number)).name for number in range(100)] == before
 
 
 @pytest.mark.parametrize("state", [{"is_ready": False}, {"is_terminating": True}])
@@ -298,7 +298,7 @@ def test_the_explanation_has_every_candidates_case() -> None:
     known = fleet(3)
     known.apply("uid-b", news(1, chains_added=CHAIN), 1.0, 1.0)
     decision, candidates = explain(known, ASKED, LATER_S)
-    assert {candidate.home for candidate in candidates} == {"a", "b", "c"}
+    assert {candidate.name for candidate in candidates} == {"a", "b", "c"}
     best = next(candidate for candidate in candidates if candidate.uid == "uid-b")
     assert best.cached_media == 3
     assert all(best.own_ms < candidate.own_ms for candidate in candidates if candidate.uid != "uid-b")

@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
-from prism_server.identity import framed_digest
-from prism_server.router.pods import AnswerError, LinkContent, parse_cache, parse_capacity
+from prism_server.identity import LinkContent, framed_digest
+from prism_server.router.cache_answer import AnswerError, parse_cache
+from prism_server.router.pods import PodLoad
 
 KEY = framed_digest("key", ())
 IDENTITY = {"key_version": 1, "namespace": KEY.hex(), "layout": "f00", "page_tokens": 64}
@@ -29,6 +30,7 @@ CACHE: dict[str, Any] = {
     "chains_evicted": [],
     "features_added": [],
     "features_evicted": [KEY.hex()],
+    "load": LOAD,
 }
 
 
@@ -36,22 +38,22 @@ def body(*parts: dict[str, Any]) -> bytes:
     return json.dumps({name: value for part in parts for name, value in part.items()}).encode()
 
 
-def test_a_cache_answer_is_read_with_and_without_its_later_fields() -> None:
+def test_a_cache_answer_is_read_with_and_without_what_may_be_left_out() -> None:
     plain = parse_cache(body(IDENTITY, CACHE))
+    assert (plain.scheme.key_version, plain.scheme.namespace) == (1, KEY)
     assert (plain.epoch, plain.cursor, plain.is_snapshot, plain.chains_added) == ("e", 5, False, (KEY,))
-    assert (plain.features_evicted, plain.links, plain.load) == ((KEY,), (), None)
+    assert (plain.features_evicted, plain.links) == ((KEY,), ())
+    assert plain.load == PodLoad(total_pages=100, inside=3, max_inside=12)
     link = {"url_digest": KEY.hex(), "content_id": KEY.hex()}
-    full = parse_cache(body(IDENTITY, CACHE, {"links": [link], "load": LOAD, "of_the_future": 1}))
+    more = {"uncached_tokens": 70, "ms_per_token": 0.5, "ms_per_patch": 0.25}
+    full = parse_cache(body(IDENTITY, CACHE, {"links": [link], "load": LOAD | more, "of_the_future": 1}))
     assert full.links == (LinkContent(KEY, KEY),)
-    assert full.load is not None
-    assert full.load.max_inside == 12
+    assert (full.load.uncached_tokens, full.load.ms_per_token, full.load.ms_per_patch) == (70, 0.5, 0.25)
 
 
 @pytest.mark.parametrize(("phase", "is_draining"), [("ready", False), ("leaving", True), ("draining", True)])
-def test_a_capacity_answer_says_whether_the_pod_drains(phase: str, is_draining: bool) -> None:
-    scheme, load = parse_capacity(body(IDENTITY, LOAD, {"phase": phase, "uncached_tokens": 70}))
-    assert (scheme.key_version, scheme.namespace, load.uncached_tokens) == (1, KEY, 70)
-    assert load.is_draining is is_draining
+def test_an_answer_says_whether_the_pod_drains(phase: str, is_draining: bool) -> None:
+    assert parse_cache(body(IDENTITY, CACHE, {"load": LOAD | {"phase": phase}})).load.is_draining is is_draining
 
 
 @pytest.mark.parametrize(
@@ -64,6 +66,7 @@ def test_a_capacity_answer_says_whether_the_pod_drains(phase: str, is_draining: 
         body(IDENTITY, CACHE, {"chains_added": ["xyz"]}),
         body(IDENTITY, CACHE, {"chains_added": ["f00d"]}),
         body(IDENTITY, CACHE, {"cursor": "5"}),
+        body(IDENTITY, CACHE, {"load": None}),
         body(IDENTITY, CACHE, {"namespace": "ff"}),
     ],
 )

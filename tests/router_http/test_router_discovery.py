@@ -143,7 +143,9 @@ def test_slices_become_pods_by_stable_name_uid_and_readiness() -> None:
         {"addresses": ["10.0.0.9"], "conditions": {}},  # no pod
     ]
     first, second, third = endpoints_of([slice_of(*entries)], PORTS)
-    assert first == Endpoint("engine-0", "uid-of-engine-0", Origin("10.0.0.1", 8000), Origin("10.0.0.1", 9001), True)
+    assert first == Endpoint(
+        "engine-0", "uid-of-engine-0", api=Origin("10.0.0.1", 8000), admin=Origin("10.0.0.1", 9001)
+    )
     assert (second.is_ready, second.is_terminating) == (False, False)
     assert (third.is_ready, third.is_terminating) == (False, True)
 

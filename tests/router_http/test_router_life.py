@@ -125,7 +125,7 @@ def test_a_request_whose_body_is_still_coming_at_the_drains_end_is_503_shutting_
             client.sendall(f"POST {CHAT} HTTP/1.1\r\nhost: x\r\ncontent-length: 100\r\n\r\nhalf".encode())
             eventually(lambda: router.metrics()["open_requests"] == 1)
             router.process.send_signal(TERM)
-            said = client.recv(1 << 16)
+            said = b"".join(iter(lambda: client.recv(1 << 16), b""))
             assert said.startswith(b"HTTP/1.1 503 ")
             assert b'"code":"shutting_down"' in said
         assert router.process.wait(30) == 0
@@ -157,6 +157,13 @@ def test_internal_paths_ask_for_the_token_that_pods_are_shown(tmp_path: Path) ->
             assert [entry["name"] for entry in known["pods"]] == [pod.name]
             assert httpx.get(f"{router.admin}/metrics").status_code == 200
             eventually(lambda: pod.poll_headers.get("authorization") == "Bearer secret")
+            token.write_text("newer\nsecret\n")
+            eventually(lambda: pod.poll_headers.get("authorization") == "Bearer newer")
+            token.unlink()  # the last good ones stay
+            for valid in ("newer", "secret"):
+                assert httpx.get(url, headers={"authorization": f"Bearer {valid}"}).status_code == 200
+            assert httpx.get(url, headers={"authorization": "Bearer other"}).status_code == 401
+            assert pod.poll_headers.get("authorization") == "Bearer newer"
         finally:
             router.close()
 
@@ -170,7 +177,10 @@ def refused_start(*arguments: str) -> str:
     return line
 
 
-def test_what_cannot_start_is_one_clear_line_and_exit_code_2() -> None:
+def test_what_cannot_start_is_one_clear_line_and_exit_code_2(tmp_path: Path) -> None:
+    token = tmp_path / "token"
+    token.write_text("# nothing\n")
+    assert "holds no key" in refused_start("--backends=http://a", f"--http.admin_token_file={token}")
     assert "exactly one of discovery.backends" in refused_start()
     assert "http.admin_port: cannot listen" in refused_start(
         "--backends=http://a", "--http.port=0", "--http.admin_host=198.51.100.1"

@@ -22,7 +22,7 @@ from prism_server.router.upstream import Origin, Pool
 
 
 def endpoint(name: str, is_ready: bool | None = True) -> Endpoint:
-    return Endpoint(name, f"uid-of-{name}", Origin(name, 8000), Origin(name, 9000), is_ready)
+    return Endpoint(name, f"uid-of-{name}", is_ready, api=Origin(name, 8000), admin=Origin(name, 9000))
 
 
 async def _follow_nobody(member: Member) -> None:
@@ -35,7 +35,7 @@ def with_members(scene: Callable[[Members, Callable[[], set[str]]], None]) -> No
     async def run() -> None:
         fleet = Fleet()
         members = Members(fleet, Pool(1.0), UpstreamSettings(), _follow_nobody)
-        scene(members, lambda: {pod.pod.home for pod in fleet.view.pods})
+        scene(members, lambda: {pod.name for pod in fleet.view.pods})
         members.close()
 
     asyncio.run(run())

@@ -14,6 +14,7 @@ from router_http_support import (
     Script,
     chat_body,
     eventually,
+    hangs_up,
     picture,
     refusal,
     routing,
@@ -230,6 +231,15 @@ def test_what_a_pod_has_refused_is_not_expected_to_be_there() -> None:
         assert router.post(body).status_code == 400
         assert router.decision(body)["cached_media"] == 0
         assert router.metrics()["index_expected"] == 0
+
+
+def test_a_request_that_is_tried_again_is_counted_once_but_for_its_decisions() -> None:
+    script = first(hangs_up)
+    with scripted(script, script) as pods, routing(*[pod.backend for pod in pods]) as router:
+        assert router.post(chat_body(picture(1), picture(2), "What is it?")).status_code == 200
+        counts = router.metrics()
+        assert sum(count for name, count in counts.items() if name.startswith("decisions_total")) == 2
+        assert counts["media_total"] == 2
 
 
 @pytest.mark.parametrize("said", [b"SSH-2.0-x\r\n\r\n", b"HTTP/1.1 200 OK\r\ncontent-le", b"HTTP/1.1 999 X\r\n\r\n"])

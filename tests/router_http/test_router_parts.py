@@ -7,12 +7,10 @@ from pathlib import Path
 import pytest
 
 from prism_server.cli_support import ArgumentParser
-from prism_server.errors import BadRequest, StartupError
-from prism_server.router.breaker import Breaker
+from prism_server.errors import StartupError
 from prism_server.router.budget import RetryBudget
 from prism_server.router.events import LONGEST_EVENT_BYTES, WholeEvents, error_events_from
 from prism_server.router.proxied_headers import answer_headers, request_headers, request_id_of, retry_after
-from prism_server.router.secret import bearer, check_token
 from prism_server.router.settings import ROUTER, RouterSettings
 from prism_server.router.upstream import Head
 
@@ -50,26 +48,6 @@ def test_an_error_event_is_one_line_and_ends_as_its_endpoints_streams_do() -> No
     assert error_events_from("/v1/generate", b"{}") == b"event: error\ndata: {}\n\n"
 
 
-def test_a_breaker_opens_after_failures_in_a_row_and_lets_one_request_probe() -> None:
-    breaker = Breaker(failures_to_open=2, open_s=5.0)
-    breaker.failed(0.0)
-    breaker.succeeded()
-    breaker.failed(1.0)
-    assert breaker.allows(1.0)
-    breaker.failed(1.0)
-    assert not breaker.allows(5.9)
-    assert breaker.allows(6.0)
-    breaker.sent(6.0)
-    assert not breaker.allows(6.1)
-    breaker.failed(6.2)
-    assert not breaker.allows(11.0)
-    assert breaker.allows(11.3)
-    breaker.sent(11.3)
-    assert breaker.allows(16.4)  # the probe's client left: somebody else's turn
-    breaker.succeeded()
-    assert breaker.is_closed
-
-
 def test_second_tries_are_paid_for_by_first_ones() -> None:
     budget = RetryBudget(share=0.5, most=2)
     assert [budget.try_retry() for _ in range(3)] == [True, True, False]
@@ -98,22 +76,6 @@ def test_a_request_id_is_the_clients_where_that_is_harmless(given: bytes | None,
 
 def test_retry_after_is_whole_seconds_and_never_none() -> None:
     assert [retry_after(seconds)[1] for seconds in (0.0, 0.2, 1.0, 1.5)] == [b"1", b"1", b"1", b"2"]
-
-
-def test_the_token_is_the_files_of_this_moment(tmp_path: Path) -> None:
-    file = tmp_path / "token"
-    file.write_text("# both are valid while they rotate\nnew\nold\n")
-    assert bearer(file) == [(b"authorization", b"Bearer new")]
-    for token in (b"new", b"old"):
-        check_token(file, b"Bearer " + token)
-    for wrong in (None, b"", b"Bearer", b"Bearer #", b"Basic new", b"Bearer news"):
-        with pytest.raises(BadRequest):
-            check_token(file, wrong)
-    file.write_text("")
-    with pytest.raises(BadRequest):
-        check_token(file, b"Bearer ")
-    assert bearer(None) == []
-    check_token(None, None)
 
 
 def test_settings_name_one_source_of_pods() -> None:

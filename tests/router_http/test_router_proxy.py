@@ -235,18 +235,6 @@ def test_second_tries_are_a_share_of_all_requests() -> None:
         assert router.metrics()["retries_denied_total"] == 8
 
 
-def test_a_pod_that_keeps_failing_is_left_alone_then_tried_with_one_request() -> None:
-    options = {"upstream.breaker_failures": "2", "upstream.breaker_open_s": "0.5", "upstream.max_tries": "1"}
-    with scripted(hangs_up) as (pod,), routing(pod.backend, **options) as router:
-        for _ in range(5):
-            assert router.post(STREAM).status_code == 503
-        assert len(pod.asked) == 2
-        assert router.pod(pod.name)["is_breaker_open"]
-        pod.script = says_yes
-        eventually(lambda: router.post(STREAM).status_code == 200)
-        assert not router.pod(pod.name)["is_breaker_open"]
-
-
 def test_a_stream_that_breaks_ends_in_an_error_event_and_never_in_half_an_event() -> None:
     async def breaks(asked: Asked, writer: asyncio.StreamWriter) -> None:
         await start_events(writer)

@@ -39,12 +39,12 @@ def ask(url: str, *parts: Any, **fields: Any) -> Any:
 def holder_of(router: RouterProcess, body: dict[str, Any]) -> str | None:
     """The name of the pod that the request would be sent to because of what it holds."""
     decision = router.decision(body)
-    return str(decision["home"]) if decision["cached_media"] else None
+    return str(decision["name"]) if decision["cached_media"] else None
 
 
 def held_at(router: RouterProcess, body: dict[str, Any]) -> dict[str, int]:
     """Media of the request whose KV the router expects, by pod."""
-    return {candidate["home"]: candidate["cached_media"] for candidate in router.explain(body)["candidates"]}
+    return {candidate["name"]: candidate["cached_media"] for candidate in router.explain(body)["candidates"]}
 
 
 def test_answers_through_the_router_are_the_engines_own(engines: Engines, router: RouterProcess) -> None:
@@ -98,8 +98,8 @@ def test_debug_placement_explains_the_decision_and_changes_nothing(router: Route
     assert first["decision"] == again["decision"]
     assert first["request"]["is_stream"]
     assert len(first["request"]["media"]) == 1
-    assert {candidate["home"] for candidate in first["candidates"]} == {pod["name"] for pod in router.state()["pods"]}
-    assert ask(router.api, picture(300), "What is it?").headers["x-prism-pod"] == first["decision"]["home"]
+    assert {candidate["name"] for candidate in first["candidates"]} == {pod["name"] for pod in router.state()["pods"]}
+    assert ask(router.api, picture(300), "What is it?").headers["x-prism-pod"] == first["decision"]["name"]
     assert router.metrics()["decisions_total{home}"] == 1
 
 
@@ -120,7 +120,7 @@ def test_three_routers_that_share_nothing_agree(engines: Engines) -> None:
         routers = [stack.enter_context(routing(*order)) for order in (backends, backends[::-1], backends)]
         for seed in range(500, 510):
             body = chat_body(picture(seed), "What is it?")
-            assert len({router.decision(body)["home"] for router in routers}) == 1
+            assert len({router.decision(body)["name"] for router in routers}) == 1
         shown = picture(520)
         asked = ask(routers[0].api, shown, "What is it?").headers["x-prism-pod"]
         eventually(lambda: all(holder_of(router, chat_body(shown, "And now?")) == asked for router in routers))

@@ -16,7 +16,7 @@ from prism_server.identity import (
     content_id,
     media_chain_keys,
 )
-from prism_server.router.pods import parse_cache, parse_capacity
+from prism_server.router.cache_answer import parse_cache
 from prism_server.serving.metrics import ENGINE_COUNTERS, Metrics
 
 
@@ -103,11 +103,11 @@ def test_a_router_learns_what_a_token_and_a_patch_have_cost_here(own_server: Ser
     assert own_server.chat(image_part(noise(970)), text, max_tokens=4, ignore_eos=True).status_code == 200
     answer = own_server.http.get(f"{own_server.admin}/internal/cache").content
     load = parse_cache(answer).load
-    assert load is not None
     assert load.ms_per_token is not None
     assert load.ms_per_patch is not None
     assert min(load.ms_per_token, load.ms_per_patch) > 0
-    assert parse_capacity(own_server.http.get(f"{own_server.admin}/internal/capacity").content)[1] == load
+    capacity = own_server.capacity()
+    assert (capacity["ms_per_token"], capacity["ms_per_patch"]) == (load.ms_per_token, load.ms_per_patch)
 
 
 def test_what_the_caches_drop_and_remember_is_counted_and_no_counter_has_two_names(own_server: ServerProcess) -> None:

@@ -6,6 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from prism_server.engine.messages import CacheChanged
+from prism_server.identity import LinkContent
 from prism_server.serving.cache_journal import CacheJournal, CacheNews
 
 A, B, C = (bytes([i]) * 32 for i in range(3))

@@ -12,10 +12,11 @@ from serving_support import ServerProcess, chat_body, eventually, image_part, no
 from stand_in_web import Site, always, answer, as_long_as_unchanged, site
 
 from prism_server.identity import Digest, content_id, link_digest
+from prism_server.router.cache_answer import parse_cache
 from prism_server.router.fleet import Fleet
 from prism_server.router.media_size import MediaSizer
 from prism_server.router.placement import Decision, decide
-from prism_server.router.pods import Pod, parse_cache
+from prism_server.router.pods import Pod
 from prism_server.router.request_keys import RequestKeys, read_request
 
 PLACE = "messages[0].content[0].image_url.url"
