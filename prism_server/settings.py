@@ -16,10 +16,8 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 from prism_server.capacity.models import ModelShape, WeightDtype
 from prism_server.capacity.page_layout import KVDtype
 from prism_server.capacity.plan import PlanRequest
+from prism_server.capacity.units import GIB, MIB
 from prism_server.http_listener.logs import LogLevel
-
-MIB = 1 << 20
-GIB = 1 << 30
 
 
 def _exists(path: Path) -> Path:
@@ -269,6 +267,7 @@ class ServerSettings(Group):
             kv_dtype=self.kv.dtype,
             page_tokens=self.kv.page_tokens,
             weight_dtype=weights,
+            fp8_head=self.model.fp8_head,
             tensor_parallel=tensor_parallel,
             max_context_tokens=self.engine.max_context_tokens,
             max_step_tokens=self.engine.max_step_tokens,

@@ -9,8 +9,7 @@ from typing import Any
 
 from prism_operator.crd.spec import PrismDeploymentSpec
 from prism_operator.refused import Refused
-
-MIB = 1 << 20
+from prism_server.capacity.units import MIB
 
 MEMORY_LABEL = "nvidia.com/gpu.memory"
 """MiB of one card, written by the GPU feature discovery."""

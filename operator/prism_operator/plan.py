@@ -18,7 +18,6 @@ from prism_operator.crd.status import ConditionStatus
 from prism_operator.nodes import (
     HOSTNAME_LABEL,
     MEMORY_LABEL,
-    MIB,
     STRATEGY_LABEL,
     NodeFacts,
     card_memory_bytes,
@@ -28,7 +27,8 @@ from prism_operator.nodes import (
 from prism_operator.shapes import shape_of
 from prism_server.capacity.models import ModelShape
 from prism_server.capacity.page_layout import PageLayout
-from prism_server.capacity.plan import GIB, PagePlan, PlanRequest, plan_pages, suggestions
+from prism_server.capacity.plan import PagePlan, PlanRequest, plan_pages, suggestions
+from prism_server.capacity.units import GIB, MIB
 from prism_server.settings import ServerSettings
 
 
@@ -80,8 +80,7 @@ def plan_kv(spec: PrismDeploymentSpec, nodes: Sequence[NodeFacts] | None) -> KVP
 
 
 def _request(spec: PrismDeploymentSpec, settings: ServerSettings, shape: ModelShape, memory_bytes: int) -> PlanRequest:
-    request = settings.plan_request(shape, max(memory_bytes, 1), spec.engine.tensor_parallel)
-    return replace(request, fp8_head=settings.model.fp8_head)
+    return settings.plan_request(shape, max(memory_bytes, 1), spec.engine.tensor_parallel)
 
 
 def _fits(spec: PrismDeploymentSpec, plan: PagePlan) -> bool:

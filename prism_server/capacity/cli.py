@@ -9,7 +9,8 @@ from dataclasses import fields
 
 from prism_server.capacity.models import KNOWN_MODELS, WEIGHT_ELEMENT_BYTES, ModelShape, resolve_shape
 from prism_server.capacity.page_layout import ELEMENT_BYTES, PageLayout
-from prism_server.capacity.plan import GIB, MIB, PagePlan, PlanRequest, plan_pages, suggestions
+from prism_server.capacity.plan import PagePlan, PlanRequest, plan_pages, suggestions
+from prism_server.capacity.units import GIB, MIB
 from prism_server.cli_support import ArgumentParser, console_script
 
 DOES_NOT_FIT_EXIT_CODE = 1

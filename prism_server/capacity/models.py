@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from prism_server.capacity.page_layout import KVDtype, PageLayout
+from prism_server.checkpoint_files import Fields
 from prism_server.errors import StartupError
+
+ARCHITECTURE = "Qwen3VLForConditionalGeneration"
 
 WeightDtype = Literal["bf16", "fp32"]
 
@@ -31,7 +32,7 @@ class TextShape:
 
     def __post_init__(self) -> None:
         if self.num_heads % self.num_kv_heads:
-            raise ValueError(f"{self.num_heads} heads cannot share {self.num_kv_heads} KV heads evenly")
+            raise StartupError(f"{self.num_heads} heads cannot share {self.num_kv_heads} KV heads evenly")
 
     def split_parameters(self) -> int:
         """Parameters that tensor parallelism divides: the projections of every layer, the embedding and the head."""
@@ -47,24 +48,35 @@ class TextShape:
 
 @dataclass(frozen=True, slots=True)
 class VisionShape:
-    """The vision tower with its main merger and one merger per DeepStack level."""
+    """The vision tower with its main merger and one merger per DeepStack level: level k leaves the tower after block
+    `deepstack_blocks[k]`."""
 
-    num_layers: int
+    depth: int
     hidden_size: int
     intermediate_size: int
     num_heads: int
-    num_positions: int
-    deepstack_layers: tuple[int, ...]
+    num_position_embeddings: int
+    deepstack_blocks: tuple[int, ...]
     patch_size: int = 16
     temporal_patch_size: int = 2
     merge_size: int = 2
     in_channels: int = 3
 
     def __post_init__(self) -> None:
-        if self.hidden_size % self.num_heads:
-            raise ValueError(f"vision width {self.hidden_size} is not divisible by {self.num_heads} heads")
-        if any(not 0 <= layer < self.num_layers for layer in self.deepstack_layers):
-            raise ValueError(f"DeepStack layers {self.deepstack_layers} lie outside a tower of {self.num_layers}")
+        if self.hidden_size % self.num_heads or self.head_dim % 4:
+            raise StartupError(
+                f"vision hidden_size {self.hidden_size} must give each of {self.num_heads} heads a multiple of 4"
+            )
+        if round(self.num_position_embeddings**0.5) ** 2 != self.num_position_embeddings:
+            raise StartupError(f"num_position_embeddings {self.num_position_embeddings} is not a square")
+        if list(self.deepstack_blocks) != sorted(set(self.deepstack_blocks) & set(range(self.depth))):
+            raise StartupError(
+                f"deepstack_visual_indexes {list(self.deepstack_blocks)} must rise within {self.depth} vision blocks"
+            )
+
+    @property
+    def head_dim(self) -> int:
+        return self.hidden_size // self.num_heads
 
     @property
     def patch_values(self) -> int:
@@ -78,13 +90,13 @@ class VisionShape:
     def parameters(self, out_hidden_size: int) -> int:
         """Parameters of the tower; a merger maps merge^2 patches to one row of `out_hidden_size`."""
         h, inner = self.hidden_size, self.intermediate_size
-        embedding = (self.patch_values + 1) * h + self.num_positions * h
+        embedding = (self.patch_values + 1) * h + self.num_position_embeddings * h
         block = 2 * 2 * h + (h + 1) * 3 * h + (h + 1) * h + (h + 1) * inner + (inner + 1) * h
         merged = self.patches_per_token * h
         merger = (merged + 1) * merged + (merged + 1) * out_hidden_size
         main_norm, level_norm = 2 * h, 2 * merged  # the main merger normalises before it merges, the levels after
-        levels = len(self.deepstack_layers)
-        return embedding + self.num_layers * block + (1 + levels) * merger + main_norm + levels * level_norm
+        levels = len(self.deepstack_blocks)
+        return embedding + self.depth * block + (1 + levels) * merger + main_norm + levels * level_norm
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,41 +168,51 @@ KNOWN_MODELS: dict[str, ModelShape] = {
 """The released dense models, from their config.json, and the bundled one."""
 
 
-def shape_from_config(name: str, config: Mapping[str, Any]) -> ModelShape:
+def check_architecture(config: Fields) -> None:
+    """StartupError unless a `config.json` is that of a dense Qwen3-VL."""
+    architectures = config.data.get("architectures")
+    if architectures != [ARCHITECTURE]:
+        raise StartupError(f"{config.place}: architectures is {architectures!r}; Prism serves {ARCHITECTURE}")
+
+
+def text_shape(config: Fields) -> TextShape:
+    """Of a whole `config.json`. Whether the head is tied stands at its top, or among the text's own (older files)."""
+    text = config.group("text_config")
+    tied_at_top = config.data.get("tie_word_embeddings")
+    tied = tied_at_top if tied_at_top is not None else text.data.get("tie_word_embeddings", False)
+    return TextShape(
+        num_layers=text.size("num_hidden_layers"),
+        hidden_size=text.size("hidden_size"),
+        intermediate_size=text.size("intermediate_size"),
+        num_heads=text.size("num_attention_heads"),
+        num_kv_heads=text.size("num_key_value_heads"),
+        head_dim=text.size("head_dim"),
+        vocab_size=text.size("vocab_size"),
+        tied_head=bool(tied),
+    )
+
+
+def vision_shape(config: Fields) -> VisionShape:
+    """Of a whole `config.json`."""
+    vision = config.group("vision_config")
+    return VisionShape(
+        depth=vision.size("depth"),
+        hidden_size=vision.size("hidden_size"),
+        intermediate_size=vision.size("intermediate_size"),
+        num_heads=vision.size("num_heads"),
+        num_position_embeddings=vision.size("num_position_embeddings"),
+        deepstack_blocks=vision.integers("deepstack_visual_indexes"),
+        patch_size=vision.size("patch_size"),
+        temporal_patch_size=vision.size("temporal_patch_size"),
+        merge_size=vision.size("spatial_merge_size"),
+        in_channels=vision.size("in_channels"),
+    )
+
+
+def shape_from_config(name: str, config: Fields) -> ModelShape:
     """The shape that a Qwen3-VL `config.json` describes. StartupError when it is another model's or lacks a key."""
-    if config.get("model_type") != "qwen3_vl":
-        raise StartupError(f"{name}: model_type is {config.get('model_type')!r}; Prism serves 'qwen3_vl'")
-    try:
-        text, vision = config["text_config"], config["vision_config"]
-        return ModelShape(
-            name=name,
-            text=TextShape(
-                num_layers=text["num_hidden_layers"],
-                hidden_size=text["hidden_size"],
-                intermediate_size=text["intermediate_size"],
-                num_heads=text["num_attention_heads"],
-                num_kv_heads=text["num_key_value_heads"],
-                head_dim=text.get("head_dim", 128),
-                vocab_size=text["vocab_size"],
-                tied_head=config.get("tie_word_embeddings", text.get("tie_word_embeddings", False)),
-            ),
-            vision=VisionShape(
-                num_layers=vision["depth"],
-                hidden_size=vision["hidden_size"],
-                intermediate_size=vision["intermediate_size"],
-                num_heads=vision["num_heads"],
-                num_positions=vision["num_position_embeddings"],
-                deepstack_layers=tuple(vision["deepstack_visual_indexes"]),
-                patch_size=vision.get("patch_size", 16),
-                temporal_patch_size=vision.get("temporal_patch_size", 2),
-                merge_size=vision.get("spatial_merge_size", 2),
-                in_channels=vision.get("in_channels", 3),
-            ),
-        )
-    except KeyError as missing:
-        raise StartupError(f"{name}: config.json has no {missing.args[0]!r}") from None
-    except (TypeError, ValueError, AttributeError) as broken:
-        raise StartupError(f"{name}: config.json describes no Qwen3-VL model: {broken}") from None
+    check_architecture(config)
+    return ModelShape(name, text_shape(config), vision_shape(config))
 
 
 def resolve_shape(model: str) -> ModelShape:
@@ -203,10 +225,4 @@ def resolve_shape(model: str) -> ModelShape:
         raise StartupError(
             f"model {model!r} is neither one of {', '.join(KNOWN_MODELS)} nor a directory with a config.json"
         )
-    try:
-        config = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as broken:
-        raise StartupError(f"{path} is not valid JSON: {broken}") from None
-    if not isinstance(config, dict):
-        raise StartupError(f"{path} must hold a JSON object")
-    return shape_from_config(Path(model).resolve().name, config)
+    return shape_from_config(Path(model).resolve().name, Fields.of_file(path))

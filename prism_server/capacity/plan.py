@@ -13,10 +13,8 @@ from fractions import Fraction
 
 from prism_server.capacity.models import WEIGHT_ELEMENT_BYTES, ModelShape, WeightDtype
 from prism_server.capacity.page_layout import KVDtype, PageLayout
+from prism_server.capacity.units import GIB, MIB
 from prism_server.errors import StartupError
-
-MIB = 1 << 20
-GIB = 1 << 30
 
 LOGIT_COPIES = 3
 """Logits, probabilities and their sorted copy, all FP32, while a batch is sampled."""
@@ -24,6 +22,12 @@ ENCODED_PATCHES = 16_384
 """Patches that the vision encoder takes in one step, of several pictures together; a single item may have more. As many
 as the largest picture of the default limits; larger batches are no faster."""
 TENSOR_PARALLEL_SIZES = (2, 4, 8)
+
+
+def most_encoded_tokens(max_image_tokens: int, max_video_tokens: int, patches_per_token: int) -> int:
+    """The most that the vision encoder does at once, in tokens: the largest item of either kind, which is encoded
+    whole, or a step's worth of smaller ones. Plans on paper count with it, a start on a GPU measures with it."""
+    return max(max_image_tokens, max_video_tokens, ENCODED_PATCHES // patches_per_token)
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,10 +62,8 @@ class PlanRequest:
 
     @property
     def encoded_tokens(self) -> int:
-        """The most that the vision encoder does at once, in tokens: the largest item of either kind, which is encoded
-        whole, or a step's worth of smaller ones. A start on a GPU measures with the same."""
-        in_one_step = ENCODED_PATCHES // self.shape.vision.patches_per_token
-        return max(self.max_image_tokens, self.max_video_tokens, in_one_step)
+        """The most that the vision encoder does at once, in tokens."""
+        return most_encoded_tokens(self.max_image_tokens, self.max_video_tokens, self.shape.vision.patches_per_token)
 
     @property
     def largest_item(self) -> str:
@@ -212,7 +214,7 @@ def _encoder_bytes(request: PlanRequest) -> int:
     vision, out = request.shape.vision, request.shape.text.hidden_size
     inner = max(4 * vision.hidden_size, 2 * vision.intermediate_size)
     patch_row = vision.patch_values + 2 * vision.hidden_size + inner
-    mergers = 1 + len(vision.deepstack_layers)
+    mergers = 1 + len(vision.deepstack_blocks)
     token_row = 2 * vision.patches_per_token * vision.hidden_size + mergers * out
     per_token = vision.patches_per_token * patch_row + token_row
     return request.encoded_tokens * per_token * WEIGHT_ELEMENT_BYTES[request.weight_dtype]

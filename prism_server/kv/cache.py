@@ -40,6 +40,7 @@ class KVCache:
         return self.pool.num_retired > 0 or self.index.num_evictable > 0
 
     def complete(self, step: int) -> None:
+        """Every step up to `step` has completed: device pages and host slots that only they named are free."""
         self.pool.complete(step)
         self.host.complete(step)
 

@@ -41,6 +41,7 @@ class PagePool:
         return page
 
     def retain(self, page: int) -> None:
+        """One more reference on a page that somebody holds; each one needs its own `release`."""
         if self._references[page] < 1:
             raise AssertionError(f"page {page} is retained but nobody holds it")
         self._references[page] += 1

@@ -10,53 +10,13 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
 
 from prism_server.identity import Digest
+from prism_server.kv.cached_page import CachedPage, Entry, Match
 from prism_server.kv.pool import PagePool
 
 MAX_MEDIA_KEYS = 4
 """Requests that spell the same tokens differently have other media-chain keys; an entry keeps the first few."""
-
-
-@dataclass(slots=True)
-class Entry:
-    """A point up to which KV can be found: `rows` rows of its page, under `key`."""
-
-    key: Digest
-    rows: int
-    media_keys: list[Digest] = field(default_factory=list)
-
-
-@dataclass(slots=True, eq=False)
-class CachedPage:
-    """A node. `page` is None while only the host has it; `host_slot` is None while only the device has it."""
-
-    parent: CachedPage | None
-    page: int | None
-    host_slot: int | None = None
-    entries: dict[int, Entry] = field(default_factory=dict)
-    children: set[CachedPage] = field(default_factory=set)
-    locks: int = 0
-    named_by_step: int = 0
-    """Last launched step that reads or writes the device page (or fills it: valid once that step has completed)."""
-    filled_by_step: int = 0
-    """The launched step that swaps the device page in; compute that stands on it waits for its completion."""
-    host_filled_by_step: int = 0
-    """The launched step that writes the host slot."""
-    host_named_by_step: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class Match:
-    """What is cached of a prompt: `nodes` cover whole pages; `tail` covers `tail_rows` rows of the page after them."""
-
-    nodes: tuple[CachedPage, ...] = ()
-    tail: CachedPage | None = None
-    tail_rows: int = 0
-
-    def rows(self, page_tokens: int) -> int:
-        return len(self.nodes) * page_tokens + self.tail_rows
 
 
 class PrefixIndex:
@@ -317,6 +277,8 @@ class PrefixIndex:
             self._device_lru[node] = None
 
     def drop_host_slot(self, node: CachedPage) -> None:
+        """Give back the node's host slot: free once the step that names it has completed. The device page, if there is
+        one, stays; the caller sees to a node that is nowhere then."""
         slot = node.host_slot
         if slot is None:
             raise AssertionError("the node has no host slot")

@@ -9,6 +9,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from prism_server.checkpoint_files import read_object
 from prism_server.errors import BadRequest, StartupError
 from prism_server.identity import MediaOptions, framed_digest
 
@@ -27,6 +28,12 @@ class PixelRange:
     min_pixels: int
     max_pixels: int
 
+    def __post_init__(self) -> None:
+        if self.min_pixels < 1:
+            raise ValueError("the pixel limits must be at least 1")
+        if self.min_pixels > self.max_pixels:
+            raise ValueError(f"the least area {self.min_pixels} is above the largest {self.max_pixels}")
+
 
 @dataclass(frozen=True)
 class ImageProcessorConfig:
@@ -41,10 +48,8 @@ class ImageProcessorConfig:
     rescale_factor: float = 1 / 255
 
     def __post_init__(self) -> None:
-        if min(self.patch_size, self.temporal_patch_size, self.merge_size, self.pixels.min_pixels) < 1:
-            raise ValueError("patch_size, temporal_patch_size, merge_size and the pixel limits must be at least 1")
-        if self.pixels.min_pixels > self.pixels.max_pixels:
-            raise ValueError(f"the least area {self.pixels.min_pixels} is above the largest {self.pixels.max_pixels}")
+        if min(self.patch_size, self.temporal_patch_size, self.merge_size) < 1:
+            raise ValueError("patch_size, temporal_patch_size and merge_size must be at least 1")
         if not all(self.std):
             raise ValueError("image_std must not hold a zero")
 
@@ -114,11 +119,8 @@ def read_section(directory: Path, places: Iterable[tuple[str, str | None]]) -> t
         path = directory / name
         if not path.is_file():
             continue
-        try:
-            raw = json.loads(path.read_text("utf-8"))
-        except (OSError, ValueError) as error:
-            raise StartupError(f"{path}: not readable as JSON: {error}") from error
-        section = raw.get(key) if isinstance(raw, dict) and key else raw
+        raw = read_object(path)
+        section = raw.get(key) if key else raw
         if section is None:  # an older processor_config.json says nothing about this half
             continue
         if not isinstance(section, dict):

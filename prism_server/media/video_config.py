@@ -47,10 +47,8 @@ class VideoProcessorConfig:
     """Tokens of one frame's area at most, where the checkpoint caps its frames (`cap_pixels_per_frame`)."""
 
     def __post_init__(self) -> None:
-        if min(self.patch_size, self.temporal_patch_size, self.merge_size, self.pixels.min_pixels) < 1:
-            raise ValueError("patch_size, temporal_patch_size, merge_size and the pixel limits must be at least 1")
-        if self.pixels.min_pixels > self.pixels.max_pixels:
-            raise ValueError(f"the least area {self.pixels.min_pixels} is above the largest {self.pixels.max_pixels}")
+        if min(self.patch_size, self.temporal_patch_size, self.merge_size) < 1:
+            raise ValueError("patch_size, temporal_patch_size and merge_size must be at least 1")
         if min(self.max_tokens, self.frame_tokens or 1) < 1:
             raise ValueError("a clip needs room for at least one token")
 

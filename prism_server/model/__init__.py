@@ -2,12 +2,12 @@
 
 from prism_server.model.config import ModelConfig, TextConfig, VisionConfig
 from prism_server.model.qwen3_vl import Qwen3VL
-from prism_server.model.text import MediaRows, TextModel
+from prism_server.model.text import FeatureRows, TextModel
 from prism_server.model.vision import Features, VisionState, VisionTower
 
 __all__ = [
+    "FeatureRows",
     "Features",
-    "MediaRows",
     "ModelConfig",
     "Qwen3VL",
     "TextConfig",

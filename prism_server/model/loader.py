@@ -11,8 +11,9 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from prism_server.checkpoint_files import read_object
 from prism_server.errors import StartupError
-from prism_server.model.config import ModelConfig, TextConfig, VisionConfig, read_json
+from prism_server.model.config import ModelConfig, TextConfig, VisionConfig
 from prism_server.model.ranges import StoredTensor, default_readers, read_tensors
 
 Tensors = dict[str, Tensor]
@@ -65,7 +66,7 @@ def load_tensors(
 
 def _files(directory: Path) -> list[Path]:
     if (directory / INDEX_NAME).is_file():
-        weight_map = read_json(directory / INDEX_NAME).get("weight_map")
+        weight_map = read_object(directory / INDEX_NAME).get("weight_map")
         if not isinstance(weight_map, dict) or not weight_map:
             raise StartupError(f"{directory / INDEX_NAME} has no weight_map")
         names = sorted({str(name) for name in weight_map.values()})

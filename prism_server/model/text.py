@@ -16,7 +16,7 @@ from prism_server.ops.kv_storage import PagedKV
 
 
 @dataclass(frozen=True, eq=False, slots=True)
-class MediaRows:
+class FeatureRows:
     """Features for M of a step's rows, gathered from all its media, level by level in the same order."""
 
     rows: Tensor = field(repr=False)
@@ -56,7 +56,7 @@ class MediaCanvas:
         """Its first rows."""
         return MediaCanvas(self.shown[:num_rows], self.levels[:, :num_rows])
 
-    def draw(self, media: MediaRows) -> None:
+    def draw(self, media: FeatureRows) -> None:
         """Show these rows and no others."""
         self.shown.zero_()
         self.levels.zero_()
@@ -118,7 +118,7 @@ class TextModel:
         positions: Tensor,
         kv: PagedKV,
         batch: AttentionBatch,
-        media: MediaRows | MediaCanvas | None = None,
+        media: FeatureRows | MediaCanvas | None = None,
     ) -> Tensor:
         """One step: token_ids int64 [T], positions int64 [3, T] -> hidden states [T, hidden] before the last norm.
 

@@ -7,6 +7,7 @@ from collections.abc import Callable
 import torch
 
 from prism_server.errors import StartupError
+from prism_server.ops.capability import capability
 from prism_server.ops.interface import Ops
 from prism_server.ops.torch_ops import TorchOps
 
@@ -26,15 +27,11 @@ def make_ops(name: str, device: torch.device | str) -> Ops:
     if device.type == "cuda" and not torch.cuda.is_available():
         raise StartupError(f"device {str(device)!r} was asked for, but this process sees no CUDA device")
     if name == "auto":
-        name = "triton" if _capability(device) >= LEAST_CAPABILITY else "torch"
+        name = "triton" if capability(device) >= LEAST_CAPABILITY else "torch"
     backend = BACKENDS.get(name)
     if backend is None:
         raise StartupError(f"operator backend {name!r} is not there; known: auto, {', '.join(BACKENDS)}")
     return backend(device)
-
-
-def _capability(device: torch.device) -> tuple[int, int]:
-    return torch.cuda.get_device_capability(device) if device.type == "cuda" else (0, 0)
 
 
 def _make_torch(device: torch.device) -> Ops:
@@ -62,7 +59,7 @@ def _make_flashinfer(device: torch.device) -> Ops:
 
 
 def _require_gpu(name: str, device: torch.device) -> None:
-    if _capability(device) < LEAST_CAPABILITY:
+    if capability(device) < LEAST_CAPABILITY:
         least = ".".join(map(str, LEAST_CAPABILITY))
         raise StartupError(
             f"operator backend {name!r} needs an NVIDIA GPU of compute capability {least} or more, and device "

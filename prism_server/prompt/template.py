@@ -13,9 +13,9 @@ import jinja2
 import jinja2.ext
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
+from prism_server.checkpoint_files import read_object, read_object_or_empty, read_text
 from prism_server.errors import BadRequest, StartupError
 from prism_server.media.messages import Message, TextContent
-from prism_server.prompt.files import read_object, read_object_or_empty, read_text
 
 FIRST_STAND_IN = 0xD800
 """Stand-ins are lone surrogates: no valid text holds one, so none is ever taken for something that a user wrote."""

@@ -13,11 +13,11 @@ import numpy as np
 import numpy.typing as npt
 import tokenizers
 
+from prism_server.capacity.units import MIB
+from prism_server.checkpoint_files import read_object, read_object_or_empty
 from prism_server.errors import StartupError
-from prism_server.prompt.files import read_object, read_object_or_empty
 from prism_server.prompt.memo import TextMemo
 
-MIB = 1 << 20
 DEFAULT_MEMO_BYTES = 32 * MIB
 SHORT_CHARACTERS = 1024
 """Encoded in a fifth of a millisecond."""

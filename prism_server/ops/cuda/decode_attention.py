@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from prism_server.capacity.page_layout import PageLayout
+from prism_server.ops.capability import is_hopper
 from prism_server.ops.cuda.module import POINTER, Kernel
 from prism_server.ops.interface import AttentionBatch
 from prism_server.ops.kv_storage import PagedKV
@@ -26,7 +27,7 @@ def serves(layout: PageLayout, heads: int, device: torch.device) -> bool:
     """Whether the kernel knows pages of this layout under so many query heads, and this GPU (bulk copies: Hopper)."""
     share = heads // layout.num_kv_heads
     known = layout.kv_dtype == "fp8" and layout.page_tokens == 64 and layout.head_dim == 128 and share <= MAX_SHARE
-    return known and torch.cuda.get_device_capability(device) >= (9, 0)
+    return known and is_hopper(device)
 
 
 def least_piece_pages(num_sequences: int) -> int:

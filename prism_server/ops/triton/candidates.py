@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
-
 import torch
 import triton
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
+from prism_server.ops.capability import capability, has_tma
 from prism_server.ops.fp8_head import NUM_CANDIDATES, Fp8Head
 from prism_server.ops.triton.kernels.candidates import best_of_groups, best_of_tiles, norm_rows_for_candidates
-from prism_server.ops.triton.launch import HOPPER, overlapped
+from prism_server.ops.triton.launch import overlapped
 from prism_server.ops.triton.linear_configs import ProductConfig, rows_bucket
 from prism_server.ops.triton.select import MAX_VOCAB, best_of_parts
 
@@ -49,7 +48,7 @@ def norm_best(
     bucket, num_pairs = rows_bucket(num_rows), depth // 2
     config = (config or CONFIGS[bucket]).fitted(vocab_size, num_pairs)
     tiles, extra = triton.cdiv(vocab_size, config.block_n), overlapped(device)
-    capability, tma = _capability(device), config.tma and _has_tma(device)
+    tma = config.tma and has_tma(device)
     keys = torch.empty((num_rows, tiles, KEPT), dtype=torch.int32, device=device)
     best_of_tiles[(tiles,)](
         halves,
@@ -65,7 +64,7 @@ def norm_best(
         BLOCK_K=config.block_k,
         KEPT=KEPT,
         TMA=tma,
-        NATIVE=capability >= NATIVE_E4M3,
+        NATIVE=capability(device) >= NATIVE_E4M3,
         num_warps=config.num_warps,
         num_stages=config.num_stages,
         **extra,
@@ -113,13 +112,3 @@ def _dividing(depth: int, block: int) -> int:
     while depth % block:
         block //= 2
     return block
-
-
-@lru_cache
-def _capability(device: torch.device) -> tuple[int, int]:
-    return torch.cuda.get_device_capability(device) if device.type == "cuda" else (0, 0)
-
-
-def _has_tma(device: torch.device) -> bool:
-    """TMA is Hopper's, and the interpreter's."""
-    return device.type != "cuda" or _capability(device) >= HOPPER

@@ -6,7 +6,7 @@ from functools import lru_cache
 
 import torch
 
-HOPPER = (9, 0)
+from prism_server.ops.capability import is_hopper
 
 
 @lru_cache
@@ -16,6 +16,6 @@ def overlapped(device: torch.device) -> dict[str, bool]:
     Where the GPU can (compute capability 9), a kernel with PDL lets its follower start at once, reads only what no
     kernel of the step writes, then waits for its predecessors before it touches an activation or writes anything.
     """
-    if device.type == "cuda" and torch.cuda.get_device_capability(device) >= HOPPER:
+    if is_hopper(device):
         return {"PDL": True, "launch_pdl": True}
     return {"PDL": False}

@@ -9,6 +9,7 @@ import triton
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
+from prism_server.ops.capability import has_tma, is_hopper
 from prism_server.ops.triton.kernels.linear import rms_norm_rows, skinny_product
 from prism_server.ops.triton.linear_configs import CONFIGS, ProductClass, ProductConfig, rows_bucket
 
@@ -19,11 +20,6 @@ MAX_SPLIT_TILES = 1 << 14
 def is_skinny(num_rows: int, dtype: torch.dtype) -> bool:
     """Whether the functions below take `num_rows` rows of `dtype`."""
     return 1 <= num_rows <= MAX_SKINNY_ROWS and dtype == torch.bfloat16
-
-
-def linear(x: Tensor, weight: Tensor) -> Tensor:
-    """x [T, in], weight [out, in] -> [T, out]."""
-    return product(x, weight, _config(_wide_or_deep(weight), x))
 
 
 def norm_linear(x: Tensor, norm: Tensor, eps: float, weight: Tensor) -> Tensor:
@@ -65,8 +61,7 @@ def product(
     num_rows, depth = x.shape
     num_columns = weight.shape[0] // 2 if swiglu else weight.shape[0]
     config = config.fitted(num_columns, depth)
-    hopper = _is_hopper(x.device)
-    pdl, tma = pdl and hopper, config.tma and not _lacks_tma(x.device)
+    pdl, tma = pdl and is_hopper(x.device), config.tma and has_tma(x.device)
     if norm is not None and not config.fused_norm:
         x, norm = rms_norm(x, norm, eps, pdl=pdl), None
     bucket, tiles = rows_bucket(num_rows), triton.cdiv(num_columns, config.block_n)
@@ -107,7 +102,7 @@ def product(
 def rms_norm(x: Tensor, norm: Tensor, eps: float, *, pdl: bool = True) -> Tensor:
     """Rows of x [T, n] over their root mean square, times norm [n]; rounded once."""
     num_rows, depth = x.shape
-    pdl = pdl and _is_hopper(x.device)
+    pdl = pdl and is_hopper(x.device)
     out = torch.empty_like(x)
     block = triton.next_power_of_2(depth)
     warps = min(16, max(1, block // 256))
@@ -139,14 +134,3 @@ def _split_buffers(config: ProductConfig, tiles: int, tile_rows: int, unused: Te
 def _arrivals(device: torch.device) -> Tensor:
     """int32 counters, zero between kernels: a stream runs its products one after the other, so they share them."""
     return torch.zeros(MAX_SPLIT_TILES, dtype=torch.int32, device=device)
-
-
-@lru_cache
-def _is_hopper(device: torch.device) -> bool:
-    return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0)
-
-
-@lru_cache
-def _lacks_tma(device: torch.device) -> bool:
-    """TMA is Hopper's, and the interpreter's."""
-    return device.type == "cuda" and not _is_hopper(device)
