@@ -111,6 +111,7 @@ class Residency:
         """Give the sequence pages for `rows` rows, without taking any from a live sequence."""
         missing = self.kv.pages_for(rows) - len(sequence.table)
         if missing > 0:
+            self._share_twins(sequence)
             if not self.kv.try_free(missing):
                 return False
             for _ in range(missing):
@@ -179,8 +180,19 @@ class Residency:
             return
         self.kv.index.lock_child(node)
         sequence.node = node
-        if node.page is not None and node.page != page and node.filled_by_step <= self.kv.pool.completed_step:
-            self._share(sequence, number, node.page)
+        if node.page is not None and node.page != page:
+            sequence.twins.append((number, node))
+            self._share_twins(sequence)
+
+    def _share_twins(self, sequence: Sequence) -> None:
+        """A sequence that alone fits must not hold two pages for the same rows: it would not fit any more."""
+        filling: list[tuple[int, CachedPage]] = []
+        for number, node in sequence.twins:
+            if node.filled_by_step > self.kv.pool.completed_step:
+                filling.append((number, node))
+            elif node.page is not None:
+                self._share(sequence, number, node.page)
+        sequence.twins = filling
 
     def _share(self, sequence: Sequence, number: int, page: int) -> None:
         """The same rows lie in `page`, too: the sequence goes on with that one and gives its own back."""
@@ -200,3 +212,4 @@ class Residency:
             self.kv.pool.release(page, sequence.last_step)
         sequence.table.clear()
         sequence.moved.clear()
+        sequence.twins.clear()

@@ -57,6 +57,8 @@ class Sequence:
     table: list[int] = field(default_factory=list)
     moved: list[tuple[int, int]] = field(default_factory=list)
     """(index, page) of its table that the device does not know yet."""
+    twins: list[tuple[int, CachedPage]] = field(default_factory=list)
+    """(index, node) of its table whose rows are being brought back into the node's page, too: to be shared then."""
     node: CachedPage | None = None
     """Where it stands in the prefix index: this node and all above are locked for it."""
     num_published: int = 0

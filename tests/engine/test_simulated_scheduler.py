@@ -62,7 +62,7 @@ def run_world(seed: int, num_steps: int) -> int:
     return world.num_steps
 
 
-@pytest.mark.parametrize("seed", [1410429227, 3873183705, 1000386])
+@pytest.mark.parametrize("seed", [1410429227, 3873183705, 1000386, 5023501, 5025172])
 def test_worlds_that_once_broke_a_rule_keep_them_all(seed: int) -> None:
     run_world(seed, STEPS_PER_WORLD)
 
