@@ -17,7 +17,7 @@ from prism_server.capacity.models import ModelShape, WeightDtype
 from prism_server.capacity.page_layout import KVDtype
 from prism_server.capacity.plan import PlanRequest
 from prism_server.capacity.units import GIB, MIB
-from prism_server.http_listener.logs import LogLevel
+from prism_server.http.logs import LogLevel
 
 
 def _exists(path: Path) -> Path:

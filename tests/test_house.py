@@ -18,7 +18,7 @@ PACKAGE = ROOT / "prism_server"
 ORDER = (
     "errors",
     "cli_support",
-    "http_listener",
+    "http",
     "identity",
     "checkpoint_files",
     "capacity",
@@ -115,6 +115,11 @@ def test_pythons_own_operator_wins_from_the_repository_root() -> None:
     assert not (ROOT / "operator" / "__init__.py").exists()
     expected = run_python("-I", "-c", "import operator; print(operator.__file__)")
     assert run_python("-c", "import sys, operator; assert '' in sys.path; print(operator.__file__)") == expected
+
+
+def test_pythons_own_http_wins_over_the_folder_of_tests_for_ours() -> None:
+    expected = run_python("-I", "-c", "import http; print(http.__file__)")
+    assert run_python("-c", "import sys; sys.path.insert(0, 'tests'); import http; print(http.__file__)") == expected
 
 
 def test_the_operator_package_is_importable_under_its_own_name() -> None:

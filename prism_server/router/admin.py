@@ -8,7 +8,8 @@ from typing import Any
 
 import msgspec
 
-from prism_server.router.asgi import Body, Receive, Scope, Send, header, send_json
+from prism_server.http.asgi import Receive, Scope, Send, header
+from prism_server.router.asgi import Body, send_json
 from prism_server.router.decision import NoPod
 from prism_server.router.placement import explain
 from prism_server.router.request_keys import RequestKeys

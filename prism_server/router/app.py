@@ -7,23 +7,13 @@ import re
 
 from prism_server import __version__
 from prism_server.errors import BadRequest, PrismError
-from prism_server.http_listener.key_file import check_bearer
+from prism_server.http.asgi import App, ClientLeft, Headers, Receive, Scope, Send, header
+from prism_server.http.error_body import error_json
+from prism_server.http.headers import CLOSE, JSON, METRICS_TYPE
+from prism_server.http.key_file import check_bearer
 from prism_server.page import Site
 from prism_server.router.admin import explain_placement, pods_known
-from prism_server.router.asgi import (
-    JSON,
-    App,
-    ClientLeft,
-    Headers,
-    Receive,
-    Scope,
-    Send,
-    error_json,
-    header,
-    send_json,
-    send_whole,
-)
-from prism_server.router.metrics import CONTENT_TYPE
+from prism_server.router.asgi import send_json, send_whole
 from prism_server.router.proxied_headers import retry_after
 from prism_server.router.proxy import BrokenOff, Exchange
 from prism_server.router.services import Services
@@ -93,7 +83,7 @@ async def _refuse(services: Services, send: Send, error: PrismError, headers: He
     """Before the first byte."""
     services.metrics.answered(error.status)
     again = [retry_after(getattr(error, "retry_after_s", 1))] if error.status in (429, 503) else []
-    close = [(b"connection", b"close")] if error.status == 413 else []  # the rest of the body is not read
+    close = [CLOSE] if error.status == 413 else []  # the rest of the body is not read
     await send_whole(send, error.status, error_json(error), [JSON, *again, *close, *headers])
 
 
@@ -120,7 +110,7 @@ def admin_app(services: Services) -> App:
         path, method = scope["path"], scope["method"]
         try:
             if path == "/metrics":
-                await send_whole(send, 200, services.metrics.expose(), [(b"content-type", CONTENT_TYPE)])
+                await send_whole(send, 200, services.metrics.expose(), [(b"content-type", METRICS_TYPE)])
             elif path == "/internal/pods":
                 check_bearer(services.admin_token, (header(scope, b"authorization") or b"").decode("latin-1"))
                 await send_json(send, pods_known(services))

@@ -1,33 +1,18 @@
-"""The little of ASGI that the router needs: its types, whole answers, reading a body within bounds, leaving clients."""
+"""Whole answers, bodies counted in a budget, clients that leave."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import zlib
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, MutableMapping
+from collections.abc import AsyncIterator
 from typing import Any
 
 import msgspec
 
-from prism_server.errors import BadRequest, Overloaded, PrismError
-
-Scope = MutableMapping[str, Any]
-Message = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[Message]]
-Send = Callable[[Message], Awaitable[None]]
-App = Callable[[Scope, Receive, Send], Awaitable[None]]
-Headers = Iterable[tuple[bytes, bytes]]
-
-JSON = (b"content-type", b"application/json")
-
-
-class ClientLeft(Exception):
-    """Nobody is there any more to be answered."""
-
-
-def header(scope: Scope, name: bytes) -> bytes | None:
-    return next((value for key, value in scope["headers"] if key == name), None)
+from prism_server.errors import Overloaded
+from prism_server.http.asgi import ClientLeft, Headers, Receive, Scope, Send, read_body, until_disconnected
+from prism_server.http.headers import JSON
 
 
 async def send_whole(send: Send, status: int, body: bytes, headers: Headers = (JSON,)) -> None:
@@ -39,12 +24,6 @@ async def send_whole(send: Send, status: int, body: bytes, headers: Headers = (J
 
 async def send_json(send: Send, body: Any, status: int = 200, headers: Headers = ()) -> None:
     await send_whole(send, status, msgspec.json.encode(body), [JSON, *headers])
-
-
-def error_json(error: PrismError) -> bytes:
-    """`{"error": {message, type, param, code}}`, as OpenAI's clients read it."""
-    fields = {"message": error.reason, "type": error.kind}
-    return msgspec.json.encode({"error": fields | {name: getattr(error, name, None) for name in ("param", "code")}})
 
 
 class BufferBudget:
@@ -72,25 +51,12 @@ class Body:
         self.data = bytearray()
 
     async def read(self, scope: Scope, receive: Receive, max_bytes: int) -> None:
-        """Put together as it comes: joining megabytes at the end would hold up the event loop.
+        """Raises BadRequest (a 413 beyond `max_bytes`), Overloaded, ClientLeft."""
+        await read_body(scope, receive, max_bytes, self._take)
 
-        A declared length beyond `max_bytes` is a 413 before a byte is read, an undeclared one as soon as it shows.
-        Raises BadRequest, Overloaded, ClientLeft.
-        """
-        declared = header(scope, b"content-length") or b""
-        if declared.isdigit() and int(declared) > max_bytes:
-            raise _too_large(max_bytes)
-        while True:
-            message = await receive()
-            if message["type"] == "http.disconnect":
-                raise ClientLeft
-            chunk = message.get("body", b"")
-            if len(self.data) + len(chunk) > max_bytes:
-                raise _too_large(max_bytes)
-            self._budget.take(len(chunk))
-            self.data += chunk
-            if not message.get("more_body", False):
-                return
+    def _take(self, chunk: bytes) -> None:
+        self._budget.take(len(chunk))
+        self.data += chunk
 
     def checksum(self) -> int:
         """The same for equal bodies, and seldom for others; about a millisecond for each MB."""
@@ -100,10 +66,6 @@ class Body:
         """Lets go of the bytes. Idempotent."""
         self._budget.give_back(len(self.data))
         self.data = bytearray()
-
-
-def _too_large(max_bytes: int) -> BadRequest:
-    return BadRequest(f"the body is larger than {max_bytes} bytes, the limit", status=413, code="body_too_large")
 
 
 @contextlib.asynccontextmanager
@@ -122,7 +84,7 @@ async def ends_when_client_leaves(receive: Receive) -> AsyncIterator[None]:
             has_left = True
             task.cancel()
 
-    watching = asyncio.create_task(_disconnected(receive))
+    watching = asyncio.create_task(until_disconnected(receive))
     watching.add_done_callback(on_end)
     try:
         yield
@@ -135,8 +97,3 @@ async def ends_when_client_leaves(receive: Receive) -> AsyncIterator[None]:
     finally:
         watching.remove_done_callback(on_end)
         watching.cancel()
-
-
-async def _disconnected(receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass

@@ -12,20 +12,14 @@ EPILOG = """examples:
   prism-router --discovery.dns_name engines.example.internal
   prism-router --service demo-engine                      in Kubernetes, in the service's namespace"""
 
-SWITCH_INTERVAL_S = 0.0005
-"""How long a thread keeps Python's lock while another wants it: streams must not wait for a body's JSON."""
-GC_THRESHOLDS = (20_000, 20, 50)
-"""Requests die by their reference counts. A pass over everything holds up all streams, so it comes seldom."""
-
 
 @console_script("prism-router")
 def main(argv: Sequence[str]) -> int:
     """Exit codes: 0 stopped in order, 2 it could not start as configured."""
     end_on_sigterm()  # imports take seconds from here on
     import asyncio
-    import gc
 
-    from prism_server.http_listener.logs import log_to_stderr
+    from prism_server.http.logs import log_to_stderr
     from prism_server.router.settings import ROUTER
 
     parser = ArgumentParser("prism-router", "Send each request to the pod that holds its pictures.", EPILOG)
@@ -36,11 +30,11 @@ def main(argv: Sequence[str]) -> int:
 
     import uvloop
 
+    from prism_server.http.interpreter import set_loaded_objects_aside, share_the_lock
     from prism_server.router.server import serve
 
-    sys.setswitchinterval(SWITCH_INTERVAL_S)
-    gc.freeze()
-    gc.set_threshold(*GC_THRESHOLDS)
+    share_the_lock()
+    set_loaded_objects_aside()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(serve(settings))
 

@@ -5,10 +5,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable
 
-from prism_server.router.asgi import JSON, Send
-from prism_server.router.proxied_headers import REQUEST_ID
-
-CLOSE = (b"connection", b"close")
+from prism_server.http.asgi import Send
+from prism_server.http.headers import CLOSE, JSON, REQUEST_ID
 
 
 class Downstream:

@@ -4,14 +4,9 @@ with an event of our own, and comments can be put in between."""
 from __future__ import annotations
 
 from prism_server.errors import PrismError
-from prism_server.router.asgi import error_json
+from prism_server.http.error_body import error_json
+from prism_server.http.sse import DONE_FRAME
 
-STREAM_HEADERS = (
-    (b"content-type", b"text/event-stream; charset=utf-8"),
-    (b"cache-control", b"no-cache"),
-    (b"x-accel-buffering", b"no"),  # nginx would hold the stream back
-)
-COMMENT = b": waiting\n\n"
 NATIVE_PATH = "/v1/generate"
 LONGEST_EVENT_BYTES = 1 << 20
 """An event that is longer is passed on in pieces."""
@@ -51,4 +46,4 @@ def error_events(path: str, error: PrismError) -> bytes:
 def error_events_from(path: str, body: bytes) -> bytes:
     """The same from an error's JSON."""
     data = b"data: " + body.replace(b"\r", b"").replace(b"\n", b" ") + _END
-    return b"event: error\n" + data if path == NATIVE_PATH else data + b"data: [DONE]\n\n"
+    return b"event: error\n" + data if path == NATIVE_PATH else data + DONE_FRAME

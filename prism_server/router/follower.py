@@ -6,7 +6,7 @@ import asyncio
 import logging
 import random
 
-from prism_server.http_listener.key_file import KeyFile
+from prism_server.http.key_file import KeyFile
 from prism_server.router.cache_answer import AnswerError, parse_cache
 from prism_server.router.fleet import Fleet
 from prism_server.router.members import Member, Members

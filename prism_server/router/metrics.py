@@ -10,7 +10,6 @@ from prometheus_client.registry import Collector
 
 from prism_server.router.decision import Decision, Reason
 
-CONTENT_TYPE = b"text/plain; version=0.0.4; charset=utf-8"
 PREFIX = "prism_router"
 TIMES_S = (0.0005, 0.001, 0.002, 0.004, 0.008, 0.015, 0.03, 0.06, 0.12, 0.25, 0.5, 1.0, 2.5, 10.0, 60.0)
 

@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import math
-import uuid
 from collections.abc import Iterator
 
-from prism_server.http_listener.headers import ROUTER
-from prism_server.router.asgi import Headers
+from prism_server.http.asgi import Headers
+from prism_server.http.headers import REQUEST_ID, ROUTER
 from prism_server.router.decision import Decision
 from prism_server.router.upstream import Head
 
-REQUEST_ID = b"x-request-id"
 POD = b"x-prism-pod"
 CACHE = b"x-prism-cache"
 CACHED_TOKENS = b"x-prism-cached-tokens"
 PROMPT_TOKENS = b"x-prism-prompt-tokens"
-MAX_REQUEST_ID_CHARACTERS = 128
 
 HOP_BY_HOP = frozenset(
     (
@@ -74,13 +71,6 @@ def placement_headers(decision: Decision, head: Head) -> list[tuple[bytes, bytes
     if reused is not None:
         said += f"; reused_tokens={reused[0]}"
     return [(POD, decision.name.encode()), (CACHE, said.encode())]
-
-
-def request_id_of(given: bytes | None) -> bytes:
-    """The client's own where it is harmless to repeat."""
-    if given and len(given) <= MAX_REQUEST_ID_CHARACTERS and given.isascii() and given.decode().isprintable():
-        return given
-    return uuid.uuid4().hex.encode()
 
 
 def retry_after(seconds: float) -> tuple[bytes, bytes]:

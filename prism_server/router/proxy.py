@@ -9,19 +9,20 @@ from __future__ import annotations
 
 import asyncio
 
-from prism_server.router.asgi import JSON, Body, Receive, Scope, Send, ends_when_client_leaves, header
+from prism_server.http.asgi import Receive, Scope, Send, header
+from prism_server.http.headers import JSON, REQUEST_ID, request_id_of
+from prism_server.http.sse import COMMENT, STREAM_HEADERS
+from prism_server.router.asgi import Body, ends_when_client_leaves
 from prism_server.router.breaker import Blame
 from prism_server.router.decision import Decision, NoPod
 from prism_server.router.downstream import Downstream
-from prism_server.router.events import COMMENT, STREAM_HEADERS, WholeEvents, error_events, error_events_from
+from prism_server.router.events import WholeEvents, error_events, error_events_from
 from prism_server.router.fleet import Ticket
 from prism_server.router.members import Member
 from prism_server.router.proxied_headers import (
-    REQUEST_ID,
     answer_headers,
     placement_headers,
     request_headers,
-    request_id_of,
     retry_after,
     reused_tokens,
 )

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from prism_server.errors import EngineFault, Overloaded, PrismError
-from prism_server.router.asgi import error_json
+from prism_server.http.error_body import error_json
 from prism_server.router.decision import NoPod
 from prism_server.router.upstream import ConnectFailed, Connection, Head, UpstreamError
 

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
-import signal
-import time
 from collections.abc import Mapping
 
 from prism_server.errors import StartupError
-from prism_server.http_listener.listener import Listener
-from prism_server.http_listener.sockets import MAX_HEAD_BYTES, bind, url_of
+from prism_server.http.listener import Listener
+from prism_server.http.sockets import MAX_HEAD_BYTES, bind, url_of
+from prism_server.http.stop import LAST_WORDS_S, StopSignal, until_empty, wait_for
 from prism_server.router.app import admin_app, api_app
 from prism_server.router.discovery_kubernetes import KubernetesApi, KubernetesDiscovery
 from prism_server.router.discovery_static import DnsDiscovery, StaticDiscovery, parse_backends
@@ -20,25 +18,8 @@ from prism_server.router.gauges import read_gauges
 from prism_server.router.services import Services
 from prism_server.router.settings import DiscoverySettings, RouterSettings
 
-POLL_S = 0.1
 MAX_CLIENT_HEAD_BYTES = MAX_HEAD_BYTES // 2
 """Less than pods take, with what is added here: else a client's head could make pods hang up, and look faulty."""
-LAST_WORDS_S = 5.0
-"""For streams that were told to end, to send their last event."""
-
-
-class StopSignal:
-    """SIGTERM or Ctrl-C asks to stop; asking again asks to hurry."""
-
-    def __init__(self) -> None:
-        self.asked = asyncio.Event()
-        self.hurry = asyncio.Event()
-        loop = asyncio.get_running_loop()
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, self._on_signal)
-
-    def _on_signal(self) -> None:
-        (self.hurry if self.asked.is_set() else self.asked).set()
 
 
 def discovery_of(settings: DiscoverySettings, environ: Mapping[str, str] = os.environ) -> Discovery:
@@ -92,22 +73,12 @@ async def serve(settings: RouterSettings) -> int:
 
 async def _drain(services: Services, stop: StopSignal, api: Listener) -> None:
     """First not ready, but open, until every proxy has noticed; then nobody new, and the streams may finish."""
-    services.lifecycle.leave()
-    await _wait(stop.hurry, services.settings.http.drain_propagation_s)
-    services.lifecycle.drain()
+    life = services.lifecycle
+    life.leave()
+    await wait_for(stop.hurry, services.settings.http.drain_propagation_s)
+    life.drain()
     api.shut()
-    await _until_empty(services, stop.hurry, services.settings.http.drain_timeout_s)
+    await until_empty(lambda: life.inside, services.settings.http.drain_timeout_s, stop.hurry)
     for request in tuple(services.open):
         request.stop()
-    await _until_empty(services, asyncio.Event(), LAST_WORDS_S)
-
-
-async def _until_empty(services: Services, cut_short: asyncio.Event, timeout_s: float) -> None:
-    end_s = time.monotonic() + timeout_s
-    while services.lifecycle.inside and not cut_short.is_set() and time.monotonic() < end_s:
-        await _wait(cut_short, POLL_S)
-
-
-async def _wait(event: asyncio.Event, timeout_s: float) -> None:
-    with contextlib.suppress(TimeoutError):
-        await asyncio.wait_for(event.wait(), timeout_s)
+    await until_empty(lambda: life.inside, LAST_WORDS_S)

@@ -7,7 +7,7 @@ from collections.abc import Sequence, Set
 from concurrent.futures import ThreadPoolExecutor
 from typing import Protocol
 
-from prism_server.http_listener.key_file import KeyFile
+from prism_server.http.key_file import KeyFile
 from prism_server.router.asgi import Body, BufferBudget
 from prism_server.router.budget import RetryBudget
 from prism_server.router.decision import Decision, NoPod

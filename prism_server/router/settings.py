@@ -8,7 +8,7 @@ from typing import Annotated
 from pydantic import Field, FilePath, model_validator
 
 from prism_server.capacity.units import GIB, MIB
-from prism_server.http_listener.sockets import CLIENT_TIMEOUT_S
+from prism_server.http.sockets import CLIENT_TIMEOUT_S
 from prism_server.router.fleet import FleetRules
 from prism_server.router.placement import PlacementRules
 from prism_server.settings import Group, LogSettings, NonNegative, Port, Positive

@@ -15,7 +15,7 @@ from typing import cast
 
 import httptools
 
-from prism_server.http_listener.sockets import notice_lost_peer
+from prism_server.http.sockets import notice_lost_peer
 
 READ_AHEAD_BYTES = 1 << 18
 """Held for a reader that is slower than the pod; beyond it the pod's connection is not read."""

@@ -11,10 +11,10 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from prism_server.errors import BadRequest
-from prism_server.http_listener.key_file import check_bearer
+from prism_server.http.headers import METRICS_TYPE
+from prism_server.http.key_file import check_bearer
 from prism_server.identity import KEY_VERSION
 from prism_server.serving.http_errors import json_response
-from prism_server.serving.metrics import CONTENT_TYPE
 from prism_server.serving.services import Services
 
 
@@ -22,7 +22,7 @@ def admin_routes(services: Services, drain: Callable[[], None]) -> list[Route]:
     """`drain` starts the same drain as SIGTERM, once, and returns at once."""
 
     async def metrics(_: Request) -> Response:
-        return Response(services.metrics.expose(), media_type=CONTENT_TYPE)
+        return Response(services.metrics.expose(), media_type=METRICS_TYPE.decode())
 
     async def capacity(request: Request) -> Response:
         _check_token(services, request)

@@ -14,7 +14,7 @@ def main(argv: Sequence[str]) -> int:
     end_on_sigterm()  # imports take seconds from here on
     import asyncio
 
-    from prism_server.http_listener.logs import log_to_stderr
+    from prism_server.http.logs import log_to_stderr
     from prism_server.settings_cli import load_settings
 
     settings = load_settings(argv)
@@ -22,7 +22,7 @@ def main(argv: Sequence[str]) -> int:
 
     import uvloop
 
-    from prism_server.serving.interpreter import share_the_lock
+    from prism_server.http.interpreter import share_the_lock
     from prism_server.serving.server import serve
 
     share_the_lock()

@@ -10,16 +10,15 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequen
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
 
-from starlette.requests import ClientDisconnect, Request
-from starlette.types import Receive, Scope, Send
-
 from prism_server.engine.messages import Accepted, Event, GenerateRequest, Usage
 from prism_server.errors import BadRequest, PrismError
-from prism_server.http_listener.headers import ROUTER
+from prism_server.http.asgi import ClientLeft, Receive, Scope, Send, header, read_body
+from prism_server.http.headers import ROUTER
+from prism_server.http.sse import COMMENT
 from prism_server.identity import link_digest
 from prism_server.media.link import NamedLink
 from prism_server.serving.answers import Collected, Sample
-from prism_server.serving.client import read_body, until_client_leaves
+from prism_server.serving.client import until_client_leaves
 from prism_server.serving.dispatch import RequestEvents
 from prism_server.serving.early_media import EarlyMedia, take_media_out
 from prism_server.serving.http_errors import json_response, note_refusal
@@ -27,7 +26,7 @@ from prism_server.serving.prepare import Draft
 from prism_server.serving.request_log import CLIENT_LEFT, line_of
 from prism_server.serving.schema import Fields, parse_body
 from prism_server.serving.services import Running, Services
-from prism_server.serving.sse import COMMENT, COMMENT_EVERY_S, event_stream, raw_send
+from prism_server.serving.sse import COMMENT_EVERY_S, event_stream, raw_send
 
 Result = TypeVar("Result")
 
@@ -67,7 +66,8 @@ class Exchange:
     async def prepared(
         self, kind: type[Fields], build: Callable[[Fields, EarlyMedia], tuple[Result, Draft]]
     ) -> tuple[Result, GenerateRequest]:
-        """The request that `build` drafts from the body's fields, and what else it says. Raises BadRequest.
+        """The request that `build` drafts from the body's fields, and what else it says. Raises BadRequest, and what
+        the server's life ends with.
 
         Links are fetched in between, on the event loop: no worker waits for them.
         """
@@ -76,11 +76,12 @@ class Exchange:
             result, draft = self._read(kind, build)
             return result, draft, None if draft.links else draft.finish({})
 
-        result, draft, request = await self.in_worker(read)
-        if request is None:
-            fetched = await self.services.fetcher.fetch_all(draft.links)
-            request = await self.in_worker(lambda: draft.finish(fetched))
-            self._report_links(draft.links, request)
+        async with self.services.lifecycle.before_engine():
+            result, draft, request = await self.in_worker(read)
+            if request is None:
+                fetched = await self.services.fetcher.fetch_all(draft.links)
+                request = await self.in_worker(lambda: draft.finish(fetched))
+                self._report_links(draft.links, request)
         return result, request
 
     def _report_links(self, links: Sequence[NamedLink], request: GenerateRequest) -> None:
@@ -151,7 +152,7 @@ class Exchange:
 
     def _comments(self, run: RequestEvents) -> contextlib.AbstractContextManager[None]:
         """Nothing where a router stands before us: see the header."""
-        if any(name == ROUTER for name, _ in self.scope["headers"]):
+        if header(self.scope, ROUTER) is not None:
             return contextlib.nullcontext()
         return run.nudged(COMMENT_EVERY_S)
 
@@ -194,8 +195,9 @@ class Answering:
         with services.lifecycle.request():
             exchange = Exchange(services, services.running(), bytearray(), scope, receive, send, arrival_s)
             try:  # the exchange alone holds the body, so that it can let go of it
-                exchange.body = await read_body(Request(scope, receive), services.settings.http.max_body_bytes)
-            except ClientDisconnect:
+                async with services.lifecycle.before_engine():
+                    await read_body(scope, receive, services.settings.http.max_body_bytes, exchange.body.extend)
+            except ClientLeft:
                 line_of(scope).end = CLIENT_LEFT
                 return
             if not await until_client_leaves(receive, self._handler(exchange)):

@@ -22,7 +22,7 @@ from prism_server.engine.messages import (
     TokenDelta,
 )
 from prism_server.errors import BadRequest, StartupError
-from prism_server.http_listener.logs import log_to_stderr
+from prism_server.http.logs import log_to_stderr
 from prism_server.media.item import MediaItem
 from prism_server.media.messages import MediaContent, Message, TextContent
 from prism_server.serving.answers import Collected, Sample

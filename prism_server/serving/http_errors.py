@@ -1,4 +1,4 @@
-"""Errors on the wire: one JSON shape for every refusal, and the handlers that turn Prism's errors into it."""
+"""Errors as answers: the handlers that turn them into the one JSON shape, and what goes with it."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from starlette.responses import Response
 from starlette.types import ExceptionHandler, Scope
 
 from prism_server.errors import BadRequest, EngineFault, Overloaded, PrismError
+from prism_server.http.error_body import error_object
 from prism_server.serving.metrics import Metrics
 from prism_server.serving.request_log import line_of
 
@@ -31,18 +32,6 @@ def refusal_reason(error: PrismError) -> str:
     """The label of `prism_refusals_total`: the error's code where it has one, else its kind."""
     code = getattr(error, "code", None)
     return code if isinstance(code, str) else error.kind
-
-
-def error_object(error: PrismError) -> dict[str, Any]:
-    """`{"error": {message, type, param, code}}`, as OpenAI's clients read it."""
-    return {
-        "error": {
-            "message": error.reason,
-            "type": error.kind,
-            "param": getattr(error, "param", None),
-            "code": getattr(error, "code", None),
-        }
-    }
 
 
 def error_response(error: PrismError) -> Response:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from typing import Literal
 
-from prism_server.errors import Overloaded
+from prism_server.errors import Overloaded, PrismError
 from prism_server.serving.http_errors import NotReady
 
 Phase = Literal["loading", "ready", "leaving", "draining", "faulted"]
@@ -27,6 +28,9 @@ class Lifecycle:
     inside: int = 0
     started_s: float = field(default_factory=time.monotonic)
     ready_after_s: float | None = None
+    _last_word: PrismError | None = None
+    _early: set[asyncio.Timeout] = field(default_factory=set)
+    """Of requests that the engine does not know of yet."""
 
     def progress(self, stage: str, done: int, total: int) -> None:
         self.stage, self.stage_done, self.stage_total = stage, done, total
@@ -69,3 +73,30 @@ class Lifecycle:
             yield
         finally:
             self.inside -= 1
+
+    @asynccontextmanager
+    async def before_engine(self) -> AsyncIterator[None]:
+        """In the block the engine does not know of the request. Raises what `end` is told, at once when it is."""
+        in_time = asyncio.timeout(None)
+        self._early.add(in_time)
+        try:
+            async with in_time:
+                self._check_not_over()
+                yield
+        except TimeoutError:
+            if not in_time.expired():
+                raise
+        finally:
+            self._early.discard(in_time)
+        self._check_not_over()  # also where the block and the time ended together: the engine takes nobody any more
+
+    def end(self, error: PrismError) -> None:
+        """The server's time is over: who has not come to the engine is told `error`, now or when it would."""
+        self._last_word = error
+        now_s = asyncio.get_running_loop().time()
+        for in_time in self._early:
+            in_time.reschedule(now_s)
+
+    def _check_not_over(self) -> None:
+        if self._last_word is not None:
+            raise self._last_word

@@ -7,10 +7,9 @@ import contextlib
 import socket
 from collections.abc import AsyncIterator, Sequence
 
-from starlette.types import ASGIApp
-
-from prism_server.http_listener.listener import Listener
-from prism_server.http_listener.sockets import bind, url_of
+from prism_server.http.asgi import App
+from prism_server.http.listener import Listener
+from prism_server.http.sockets import bind, url_of
 
 __all__ = ["bind", "listening", "url_of"]
 
@@ -19,7 +18,7 @@ CLOSE_TIMEOUT_S = 2
 
 
 @contextlib.asynccontextmanager
-async def listening(pairs: Sequence[tuple[socket.socket, ASGIApp]]) -> AsyncIterator[None]:
+async def listening(pairs: Sequence[tuple[socket.socket, App]]) -> AsyncIterator[None]:
     """Serves each application on its socket for the length of the block."""
     listeners = [Listener(bound, app, CLOSE_TIMEOUT_S) for bound, app in pairs]
     for listener in listeners:

@@ -25,7 +25,6 @@ from prism_server.media.fetch import FetchReport, LinkFetcher
 if TYPE_CHECKING:
     from prism_server.engine.engine import Engine  # imports torch, long after the ports must answer
 
-CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 MAX_UNKNOWN_FIELDS = 64
 """Names of unknown request fields that get a series of their own; the later ones are counted as `other`."""
 FIELD_NAME = re.compile(r"^[A-Za-z_][A-Za-z0-9_]{0,39}$")

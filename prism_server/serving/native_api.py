@@ -19,10 +19,10 @@ from prism_server.engine.messages import (
     TokenLogprob,
 )
 from prism_server.errors import PrismError
+from prism_server.http.error_body import error_object
 from prism_server.serving.answers import Collected, Sample, cost_fields
 from prism_server.serving.early_media import EarlyMedia
 from prism_server.serving.exchange import Exchange
-from prism_server.serving.http_errors import error_object
 from prism_server.serving.prepare import Draft
 from prism_server.serving.schema import GenerateBody
 from prism_server.serving.sse import frame

@@ -21,10 +21,11 @@ from prism_server.engine.messages import (
     Usage,
 )
 from prism_server.errors import PrismError
+from prism_server.http.error_body import error_object
+from prism_server.http.sse import DONE_FRAME
 from prism_server.prompt.tokenizer import Tokenizer
 from prism_server.serving.answers import Collected, Sample, cost_fields
-from prism_server.serving.http_errors import error_object
-from prism_server.serving.sse import DONE_FRAME, frame
+from prism_server.serving.sse import frame
 
 Json = dict[str, Any]
 

@@ -6,17 +6,16 @@ import asyncio
 import contextlib
 import logging
 import os
-import signal
 import sys
 import threading
 import time
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from prism_server.errors import EngineFault
+from prism_server.errors import EngineFault, PrismError
+from prism_server.http.interpreter import set_loaded_objects_aside
+from prism_server.http.stop import LAST_WORDS_S, POLL_S, StopSignal, until_empty, wait_for
 from prism_server.serving.app import admin_app, api_app
 from prism_server.serving.http_errors import NotReady
-from prism_server.serving.interpreter import set_loaded_objects_aside
-from prism_server.serving.lifecycle import Lifecycle
 from prism_server.serving.listeners import bind, listening, url_of
 from prism_server.serving.services import Services
 from prism_server.serving.watchdog import Watchdog
@@ -25,27 +24,7 @@ from prism_server.settings import ServerSettings
 if TYPE_CHECKING:
     from prism_server.engine.engine import Engine, Progress
 
-POLL_S = 0.1
-LAST_WORDS_S = 5.0
-"""For streams that were told to end, to send their last event."""
 FAULT_EXIT_CODE = 1
-
-
-class StopSignal:
-    """SIGTERM, Ctrl-C or `/internal/drain` asks to stop; asking again asks to hurry."""
-
-    def __init__(self) -> None:
-        self.asked = asyncio.Event()
-        self.hurry = asyncio.Event()
-        loop = asyncio.get_running_loop()
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, self._on_signal)
-
-    def ask(self) -> None:
-        self.asked.set()
-
-    def _on_signal(self) -> None:
-        (self.hurry if self.asked.is_set() else self.asked).set()
 
 
 async def serve(settings: ServerSettings) -> int:
@@ -55,7 +34,7 @@ async def serve(settings: ServerSettings) -> int:
 
     def drain() -> None:
         services.lifecycle.leave()
-        stop.ask()
+        stop.asked.set()
 
     http = settings.http
     api = bind(http.host, http.port, "http.port")
@@ -101,7 +80,7 @@ async def _load_and_serve(services: Services, stop: StopSignal) -> int:
 async def _until_fault(engine: Engine, watchdog: Watchdog, asked: asyncio.Event) -> EngineFault | None:
     """What the engine died of, or that it stands still; None once it is asked to stop."""
     while not asked.is_set():
-        await _wait(asked, POLL_S)
+        await wait_for(asked, POLL_S)
         if engine.fault is not None:
             return engine.fault
         if watchdog.bites(engine.turn_began_s, time.monotonic()):
@@ -145,27 +124,23 @@ async def _end_faulted(services: Services, fault: EngineFault) -> int:
     """Everybody inside is told; then the process ends, so that something healthier can start."""
     print(f"prism-serve: fault: {fault.reason}", file=sys.stderr, flush=True)
     services.lifecycle.fault(fault.reason)
-    services.running().dispatcher.fail_all(fault)
-    await _until_empty(services.lifecycle, asyncio.Event(), LAST_WORDS_S)
+    await _say_last_words(services, fault)
     return FAULT_EXIT_CODE
 
 
 async def _drain(services: Services, stop: StopSignal) -> None:
     """First not ready, but open, until every proxy has noticed; then nobody new, and those inside may finish."""
-    services.lifecycle.leave()
-    await _wait(stop.hurry, services.settings.http.drain_propagation_s)
-    services.lifecycle.drain()
-    await _until_empty(services.lifecycle, stop.hurry, services.settings.http.drain_timeout_s)
-    services.running().dispatcher.fail_all(NotReady("the server is shutting down", "shutting_down"))
-    await _until_empty(services.lifecycle, asyncio.Event(), LAST_WORDS_S)
+    life = services.lifecycle
+    life.leave()
+    await wait_for(stop.hurry, services.settings.http.drain_propagation_s)
+    life.drain()
+    await until_empty(lambda: life.inside, services.settings.http.drain_timeout_s, stop.hurry)
+    await _say_last_words(services, NotReady("the server is shutting down", "shutting_down"))
 
 
-async def _until_empty(life: Lifecycle, cut_short: asyncio.Event, timeout_s: float) -> None:
-    end_s = time.monotonic() + timeout_s
-    while life.inside and not cut_short.is_set() and time.monotonic() < end_s:
-        await _wait(cut_short, POLL_S)
-
-
-async def _wait(event: asyncio.Event, timeout_s: float) -> None:
-    with contextlib.suppress(TimeoutError):
-        await asyncio.wait_for(event.wait(), timeout_s)
+async def _say_last_words(services: Services, error: PrismError) -> None:
+    """To everybody inside, whether the engine knows of the request or not yet."""
+    life = services.lifecycle
+    life.end(error)
+    services.running().dispatcher.fail_all(error)
+    await until_empty(lambda: life.inside, LAST_WORDS_S)

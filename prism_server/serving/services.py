@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from prism_server.http_listener.key_file import KeyFile
+from prism_server.http.key_file import KeyFile
 from prism_server.media.fetch import LinkFetcher
 from prism_server.serving.cache_journal import CacheJournal
 from prism_server.serving.dispatch import Dispatcher

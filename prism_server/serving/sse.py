@@ -7,18 +7,12 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import msgspec
-from starlette.types import Scope, Send
 
-HEADERS = (
-    (b"content-type", b"text/event-stream; charset=utf-8"),
-    (b"cache-control", b"no-cache"),
-    (b"x-accel-buffering", b"no"),  # nginx would hold the stream back
-)
+from prism_server.http.asgi import Scope, Send
+from prism_server.http.sse import STREAM_HEADERS
+
 RAW_SEND = "prism.raw_send"
 """Where the outermost layer leaves the server's own `send` in the scope."""
-DONE_FRAME = b"data: [DONE]\n\n"
-COMMENT = b": waiting\n\n"
-"""Says nothing to a client, and to proxies that the stream lives."""
 COMMENT_EVERY_S = 15.0
 """Proxies cut what has been silent for a minute, some for thirty seconds."""
 
@@ -55,6 +49,6 @@ async def event_stream(
 
     It starts and ends through `send`; what is between goes through `raw` where there is one.
     """
-    await send({"type": "http.response.start", "status": 200, "headers": [*HEADERS, *headers]})
+    await send({"type": "http.response.start", "status": 200, "headers": [*STREAM_HEADERS, *headers]})
     yield EventSender(raw or send)
     await send({"type": "http.response.body", "body": b"", "more_body": False})

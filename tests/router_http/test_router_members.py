@@ -9,8 +9,8 @@ from dataclasses import replace
 import httpx
 from router_http_support import CHAT, Asked, answer_json, chat_body, scripted
 
-from prism_server.http_listener.listener import Listener
-from prism_server.http_listener.sockets import bind, url_of
+from prism_server.http.listener import Listener
+from prism_server.http.sockets import bind, url_of
 from prism_server.router.app import api_app
 from prism_server.router.discovery_static import parse_backends
 from prism_server.router.endpoints import Endpoint, OnEndpoints

@@ -10,7 +10,7 @@ from prism_server.cli_support import ArgumentParser
 from prism_server.errors import StartupError
 from prism_server.router.budget import RetryBudget
 from prism_server.router.events import LONGEST_EVENT_BYTES, WholeEvents, error_events_from
-from prism_server.router.proxied_headers import answer_headers, request_headers, request_id_of, retry_after
+from prism_server.router.proxied_headers import answer_headers, request_headers, retry_after
 from prism_server.router.settings import ROUTER, RouterSettings
 from prism_server.router.upstream import Head
 
@@ -65,13 +65,6 @@ def test_headers_between_neighbours_are_not_passed_on() -> None:
     assert request_headers(headers, b"id") == [(b"accept", b"*/*"), (b"x-request-id", b"id"), (b"x-prism-router", b"1")]
     head = Head(200, ((b"transfer-encoding", b"chunked"), (b"content-length", b"3"), (b"x-prism-pod", b"forged")))
     assert list(answer_headers(head)) == [(b"content-length", b"3")]
-
-
-@pytest.mark.parametrize(
-    ("given", "is_kept"), [(b"abc-1", True), (b"x" * 129, False), (b"a\x00", False), (None, False)]
-)
-def test_a_request_id_is_the_clients_where_that_is_harmless(given: bytes | None, is_kept: int) -> None:
-    assert (request_id_of(given) == given) == is_kept
 
 
 def test_retry_after_is_whole_seconds_and_never_none() -> None:

@@ -12,7 +12,7 @@ import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from prism_server.http_listener.logs import REQUEST_ID
+from prism_server.http.logs import REQUEST_ID
 from prism_server.serving.app import admin_app, api_app
 from prism_server.serving.exchange import Exchange
 from prism_server.serving.services import Services

@@ -31,7 +31,8 @@ ImageKind.prepare = prepare_when_nobody_waits
 
 @pytest.fixture(scope="module")
 def own_server() -> Iterator[ServerProcess]:
-    with serving(PATIENT, **{"engine.max_running_sequences": "2", "engine.max_step_tokens": "8"}) as server:
+    options = {"engine.max_running_sequences": "2", "engine.max_step_tokens": "8", "media.workers": "12"}
+    with serving(PATIENT, **options) as server:  # a worker for each picture that waits, and some for what else comes
         yield server
 
 

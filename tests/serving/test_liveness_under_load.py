@@ -108,18 +108,20 @@ def resident_bytes(server: ServerProcess) -> int:
 
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="resident memory is read from /proc")
 def test_2000_different_pictures_leave_memory_flat_after_warm_up() -> None:
-    """The second thousand are 12 MB encoded and as much decoded; keeping either would show."""
+    """A thousand are 12 MB encoded and as much decoded: keeping either would show in every thousand after the first.
+
+    What the allocator still takes once for itself (15 MB were seen, after some hundred pictures) shows in one of them.
+    """
     options = {"media.cache_bytes": str(1 << 20), "engine.feature_cache_bytes": str(4 << 20)}
 
-    def show(first: int) -> None:
-        pictures = [image_part(noise(first + i, 64, 64)) for i in range(8)]
-        assert server.chat(*pictures, "What?", max_tokens=1).status_code == 200
+    def grown_over_a_thousand(start: int) -> int:
+        before = resident_bytes(server)
+        for first in range(start, start + 1000, 8):
+            pictures = [image_part(noise(first + i, 64, 64)) for i in range(8)]
+            assert server.chat(*pictures, "What?", max_tokens=1).status_code == 200
+        return resident_bytes(server) - before
 
     with serving(**options) as server:
-        for first in range(0, 1000, 8):
-            show(first)
-        warm = resident_bytes(server)
-        for first in range(1000, 2000, 8):
-            show(first)
-        assert resident_bytes(server) - warm < 6 << 20
+        grown_over_a_thousand(0)
+        assert any(grown_over_a_thousand(start) < 6 << 20 for start in (1000, 2000, 3000))
         eventually(server.is_idle, 10)

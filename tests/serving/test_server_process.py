@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -11,11 +12,12 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import httpx
 import pytest
 import torch
-from serving_support import ServerProcess, chat_body, eventually, serving, sse_events
+from serving_support import ServerProcess, chat_body, eventually, serving, sse_events, url_part
 
 from prism_server.demo_model import checkpoint_dir
 
@@ -108,6 +110,45 @@ def test_streams_that_outlast_the_drain_end_in_an_error_event() -> None:
         assert last["error"]["code"] == "shutting_down"
         assert done == "[DONE]"
         assert server.wait_exit() == 0
+
+
+def test_a_request_whose_body_is_still_coming_at_the_drains_end_is_503_shutting_down() -> None:
+    with serving(**{"http.drain_timeout_s": "0.3"}) as server:
+        url = urlsplit(server.api)
+        with socket.create_connection((url.hostname, url.port), timeout=60) as client:
+            client.sendall(b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 100\r\n\r\nhalf")
+            eventually(lambda: server.capacity()["inside"] == 1, 10)
+            server.signal(signal.SIGTERM)
+            said = b"".join(iter(lambda: client.recv(1 << 16), b""))
+        head, body = said.split(b"\r\n\r\n")
+        assert head.startswith(b"HTTP/1.1 503 ")
+        assert b"\r\nretry-after: 1\r\n" in head
+        assert json.loads(body)["error"]["code"] == "shutting_down"
+        assert server.wait_exit() == 0
+        assert "Traceback" not in "".join(server.stderr)
+
+
+def test_a_request_that_is_still_being_prepared_at_the_drains_end_is_503_shutting_down() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:  # a site that takes connections and says nothing
+        port = silent.getsockname()[1]
+        fetching = {
+            "fetch.hosts": "127.0.0.1",
+            "fetch.allow_http": "true",
+            "fetch.ports": str(port),
+            "fetch.private_networks": "127.0.0.0/8",
+        }
+        with serving(**fetching, **{"http.drain_timeout_s": "0.3"}) as server:
+            answers: list[httpx.Response] = []
+            link = url_part(f"http://127.0.0.1:{port}/a.png")
+            asking = threading.Thread(target=lambda: answers.append(server.chat(link)))
+            asking.start()
+            connection, _ = silent.accept()
+            with connection:
+                server.signal(signal.SIGTERM)
+                asking.join(60)
+            assert (answers[0].status_code, answers[0].json()["error"]["code"]) == (503, "shutting_down")
+            assert server.wait_exit() == 0
+            assert "Traceback" not in "".join(server.stderr)
 
 
 def test_a_fault_of_the_engine_ends_the_process_at_once_and_says_why() -> None:

@@ -7,13 +7,15 @@ its answer by anything at all. One timer per connection looks after it, so that 
 from __future__ import annotations
 
 import asyncio
-import json
 from http import HTTPStatus
 from typing import Any
 
 import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.server import ServerState
+
+from prism_server.errors import BadRequest
+from prism_server.http.error_body import error_json
 
 FRAMING_BYTES = len(": \r\n")
 """Around a header."""
@@ -126,8 +128,7 @@ class ClientConnection(HttpToolsProtocol):
         if not self._can_answer:
             self.transport.abort()
             return
-        error = {"message": message, "type": "invalid_request_error", "param": None, "code": code}
-        body = json.dumps({"error": error}).encode()
+        body = error_json(BadRequest(message, status=status, code=code))
         head = f"HTTP/1.1 {status.value} {status.phrase}\r\ncontent-type: application/json\r\nconnection: close\r\n"
         self.transport.write(head.encode() + b"content-length: %d\r\n\r\n" % len(body) + body)
         self.transport.close()

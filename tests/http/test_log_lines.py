@@ -9,7 +9,7 @@ import pytest
 
 SPEAKERS = """
 import logging, sys
-from prism_server.http_listener.logs import REQUEST_ID, log_to_stderr
+from prism_server.http.logs import REQUEST_ID, log_to_stderr
 log_to_stderr(sys.argv[1])
 def speak():
     for name in ("prism_server.serving.anything", "uvicorn.error"):

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from prism_server.http_listener.client_connection import LEAST_PROGRESS_BYTES
-from prism_server.http_listener.listener import Listener
-from prism_server.http_listener.sockets import MAX_HEAD_BYTES, bind
+from prism_server.http.client_connection import LEAST_PROGRESS_BYTES
+from prism_server.http.listener import Listener
+from prism_server.http.sockets import MAX_HEAD_BYTES, bind
 
 TIMEOUT_S = 0.3
 SLACK_S = 30.0

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from prism_server.errors import BadRequest, StartupError
-from prism_server.http_listener import key_file
-from prism_server.http_listener.key_file import KeyFile, check_bearer
+from prism_server.http import key_file
+from prism_server.http.key_file import KeyFile, check_bearer
 
 
 @pytest.fixture

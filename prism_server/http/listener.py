@@ -5,16 +5,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
-from collections.abc import Awaitable, Callable, Generator
-from typing import Any
+from collections.abc import Generator
 
 import uvicorn
 
-from prism_server.http_listener.client_connection import ClientConnection, ListenerConfig
-from prism_server.http_listener.sockets import BACKLOG, CLIENT_TIMEOUT_S, MAX_HEAD_BYTES
-
-App = Callable[[Any, Any, Any], Awaitable[None]]
-"""An ASGI application, whoever typed it."""
+from prism_server.http.asgi import App
+from prism_server.http.client_connection import ClientConnection, ListenerConfig
+from prism_server.http.sockets import BACKLOG, CLIENT_TIMEOUT_S, MAX_HEAD_BYTES
 
 KEEP_ALIVE_S = 75
 """Longer than proxies in front keep theirs: else they send into a connection that is just being closed."""
