@@ -35,14 +35,15 @@ def builder_environment(layout: Layout) -> dict[str, str]:
     return {**os.environ, "CONTAINERS_STORAGE_CONF": str(file), "BUILDAH_ISOLATION": "chroot"}
 
 
-def buildah(layout: Layout, *arguments: str | Path, prefix: list[str] | None = None) -> None:
-    """Runs it; what it prints is shown only when it fails."""
+def buildah(layout: Layout, *arguments: str | Path, prefix: list[str] | None = None) -> str:
+    """Runs it. Returns what it prints, which is shown only when it fails."""
     command = [*(prefix or []), "buildah", *map(str, arguments)]
     done = subprocess.run(
         command, env=builder_environment(layout), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     )
     if done.returncode != 0:
         raise SystemExit(f"{' '.join(command)} failed:\n{done.stdout}")
+    return done.stdout
 
 
 def pause(layout: Layout) -> Path:
@@ -118,7 +119,26 @@ def build(layout: Layout) -> str:
         with phase("push"), registry.serving(layout) as prefix:
             for name in missing:
                 push(layout, prefix, f"{REGISTRY}/prism-{name}:{tag}")
+        with phase("earlier images"):
+            forget_earlier(layout)
     return tag
+
+
+def forget_earlier(layout: Layout) -> None:
+    """Images of earlier states of the code: they would fill a disk in a few days of changes."""
+    kept = project_images()
+    for name in buildah(layout, "images", "--format", "{{.Name}}:{{.Tag}}").split():
+        if is_projects(name) and name not in kept:
+            buildah(layout, "rmi", "--force", name)
+    buildah(layout, "rmi", "--prune", "--force")
+    for name in PROJECT:
+        registry.forget_tags(layout, f"prism-{name}", keep=project_tag())
+    registry.collect_garbage(layout)
+
+
+def is_projects(reference: str) -> bool:
+    """Whether it names an image of Prism, of any state of the code."""
+    return reference.startswith(tuple(f"{REGISTRY}/prism-{name}:" for name in PROJECT))
 
 
 def project_images() -> list[str]:

@@ -54,14 +54,30 @@ def up(layout: Layout) -> bool:
 
 
 def pull(layout: Layout, names: Sequence[str]) -> None:
-    """Brings images onto the running node: gigabytes the first time, for which no test should have to wait."""
+    """Brings images onto the running node: gigabytes the first time, for which no test should have to wait.
+
+    Those of earlier states of the code leave it afterwards; the layers that they share with these stay.
+    """
     with phase("images on the node"):
         for name in names:
-            ctr = (layout.programs / "ctr", "--address", layout.containerd_socket, "--namespace", "k8s.io")
-            command = namespaces.entered(layout, [*map(str, ctr), "image", "pull", "--plain-http", name])
-            done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-            if done.returncode != 0:
-                raise SystemExit(f"{name} was not pulled:\n{done.stdout[-2000:]}")
+            ctr(layout, "pull", "--plain-http", name)
+        refs = [line.split() for line in ctr(layout, "ls").splitlines()[1:]]
+        digests = {ref[0]: ref[2] for ref in refs}  # a reference, its media type, the digest it leads to
+        earlier = {digest for ref, digest in digests.items() if images.is_projects(ref)}
+        earlier -= {digests[name] for name in names}
+        stale = [ref for ref, digest in digests.items() if digest in earlier]
+        if stale:
+            ctr(layout, "rm", *stale)
+
+
+def ctr(layout: Layout, *arguments: str) -> str:
+    """Asks the node's container runtime about images, in kubelet's namespace. Returns what it prints."""
+    program = (layout.programs / "ctr", "--address", layout.containerd_socket, "--namespace", "k8s.io", "image")
+    command = namespaces.entered(layout, [*map(str, program), *arguments])
+    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    if done.returncode != 0:
+        raise SystemExit(f"ctr image {' '.join(arguments)} failed:\n{done.stdout[-2000:]}")
+    return done.stdout
 
 
 def write_files(layout: Layout) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import time
 from collections.abc import Iterator
@@ -37,6 +38,24 @@ def holds(layout: Layout, repository: str, tag: str) -> bool:
     """Whether the folder has the image; asks no server."""
     tags = layout.registry / "docker/registry/v2/repositories" / repository / "_manifests/tags"
     return (tags / tag / "current/link").exists()
+
+
+def forget_tags(layout: Layout, repository: str, keep: str) -> None:
+    """All of a repository but one. The files go with `collect_garbage`."""
+    tags = layout.registry / "docker/registry/v2/repositories" / repository / "_manifests/tags"
+    for tag in tags.iterdir():
+        if tag.name != keep:
+            shutil.rmtree(tag)
+
+
+def collect_garbage(layout: Layout) -> None:
+    """Deletes what no tag leads to. Nobody may be pushing."""
+    file = layout.cache / "push-registry.json"
+    file.write_text(config(layout.registry))
+    command = ["docker-registry", "garbage-collect", "--delete-untagged", file]
+    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    if done.returncode != 0:
+        raise SystemExit(f"docker-registry cannot collect garbage:\n{done.stdout[-2000:]}")
 
 
 @contextmanager
