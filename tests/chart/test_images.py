@@ -74,7 +74,7 @@ def test_both_servers_share_the_layer_of_torch() -> None:
         end = next(index for index, line in enumerate(lines) if line.endswith(" torch"))
         layers[name] = lines[: end + 1]
     assert layers["server"] == layers["server-cpu"]
-    assert not [line for line in layers["server"] if line.startswith("COPY") and "constraints.txt" not in line]
+    assert not [line for line in layers["server"] if line.startswith("COPY") and "/torch.txt" not in line]
 
 
 @pytest.mark.parametrize("recipe", RECIPES, ids=lambda recipe: recipe.parent.name)
