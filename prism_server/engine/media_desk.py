@@ -75,13 +75,14 @@ class MediaDesk:
         self._staged.pop(key, None)
 
     def leave(self, sequence: Sequence) -> list[ItemKey]:
-        """The sequence left the device; what only it needed is dropped. Returns the items whose pixels were."""
+        """The sequence left the device; what only it needed is dropped. Returns the items whose pixels were.
+
+        What is being prepared goes on: it may come back for it (`forget` when it does not).
+        """
         dropped = []
         for key in sequence.wanted:
             if key in self._pending:
                 self._pending[key].remove(sequence)
-                if not self._pending[key]:
-                    self._abandon(key)
         sequence.wanted.clear()
         for key in sequence.holds_staged:
             users = self._staged.get(key, set())
@@ -91,6 +92,12 @@ class MediaDesk:
                 dropped.append(key)
         sequence.holds_staged.clear()
         return dropped
+
+    def forget(self, sequence: Sequence) -> None:
+        """The sequence has ended: what is being prepared of its media, and nobody else waits for, is abandoned."""
+        for span in sequence.spans:
+            if self._pending.get(span.facts.key) == []:
+                self._abandon(span.facts.key)
 
     def take_requests(self) -> list[MediaRequest]:
         requests, self._requests = self._requests, []

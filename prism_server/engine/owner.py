@@ -275,6 +275,8 @@ class Owner:
             command = self._inbox.get()
             if isinstance(command, Submit):
                 self._events.append(RequestFailed(command.request.request_id, fault))
+        for future in self._preparing.values():
+            future.cancel()  # the end does not wait for clips
         self._events += self._answers.fail_all(fault)
         if self._events:
             self._on_events(self._events)

@@ -117,6 +117,7 @@ class Scheduler:
             self.waiting.remove(sequence)
         else:
             self._leave_device(sequence)
+        self.desk.forget(sequence)
         sequence.phase = Phase.FINISHED
         self._outcomes.append(Finished(sequence, reason, stop_reason, error))
 

@@ -241,3 +241,24 @@ def test_pixels_stay_until_their_item_is_encoded_whoever_else_asked_for_them_lea
         settle(world)
         assert world.emitted[world.requests[first.request_id][0].number] == world.oracle[first.request_id]
     assert halves > 0, "no moment was between two blocks of the item"
+
+
+def test_a_preempted_sequence_finds_its_media_in_preparation_still_and_its_end_abandons_them() -> None:
+    """A long clip that is half decoded is not begun anew because its request made room for another."""
+    for comes_back in (True, False):
+        world = make_world(items=(4,))
+        request = world.make_request(["ab", 0, "c"], max_tokens=2)
+        (sequence,) = world.add(request) or []
+        while sequence.phase is not Phase.MEDIA:
+            world.step()
+        world.scheduler.preempt(sequence)
+        assert world.scheduler.take_abandoned_media() == []
+        if comes_back:
+            world.step()
+            assert world.pending_media == [world.items[0][1].key], "asked for once"
+            settle(world)
+        else:
+            world.cancel(request.request_id)
+            assert world.scheduler.take_abandoned_media() == [world.items[0][1].key]
+        assert sequence.phase is Phase.FINISHED
+        assert world.scheduler.desk.num_pending == 0

@@ -87,6 +87,30 @@ def test_media_that_nobody_waits_for_any_more_are_not_prepared_to_their_end(monk
         assert driver.ask(parts, 4).error is None
 
 
+def test_a_fault_waits_for_no_media_in_preparation(monkeypatch: pytest.MonkeyPatch) -> None:
+    prepare, begun, unwanted = ImageKind.prepare, threading.Event(), threading.Event()
+
+    def wait_until_unwanted(kind: ImageKind, item: MediaItem, facts: ItemFacts, is_wanted: IsWanted) -> Patches:
+        begun.set()
+        while is_wanted() and not unwanted.is_set():
+            time.sleep(0.01)
+        unwanted.set()
+        return prepare(kind, item, facts, is_wanted)
+
+    def fail(*_: object) -> StepHandle:
+        raise RuntimeError("an illegal memory access")
+
+    with running_engine() as driver:
+        driver.prompt(["Hello!"])
+        monkeypatch.setattr(ImageKind, "prepare", wait_until_unwanted)
+        waits = driver.submit([*small_pictures(6, 1), SEEN], 4)
+        assert begun.wait(60)
+        monkeypatch.setattr(driver.engine._owner._executor, "launch", fail)
+        driver.submit(["Hello!"], 4)
+        assert unwanted.wait(60)
+        assert isinstance(waits.wait().error, EngineFault)
+
+
 def wait_for_phase(driver: Driver, reply: Reply, phase: Phase) -> None:
     """A look at the owner's state from outside: racy, so it only says when to act."""
     end_s = time.monotonic() + 60
