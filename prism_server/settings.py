@@ -135,8 +135,10 @@ class EngineSettings(Group):
     graphs: bool = Field(default=True, description="replay steps as CUDA graphs where the backend can; off: the twin")
     max_graph_tokens: Positive = Field(default=1024, description="rows of the largest captured step")
     overlap: bool = Field(default=True, description="prepare a step while the one before runs; off: the plain loop")
-    step_timeout_s: Annotated[float, Field(ge=0)] = Field(
-        default=300.0, description="a step that takes longer is a fault, and the server ends; 0: never"
+    step_timeout_s: Annotated[float, Field(ge=0)] | None = Field(
+        default=None,
+        description="a step that takes longer is a fault, and the server ends; 0: never; unset: 300 on CUDA, never on "
+        "a CPU",
     )
 
 

@@ -110,8 +110,9 @@ def _container_trouble(status: Body) -> Trouble | None:
     waiting = now.get("waiting")
     if ended is not None and (ended.get("exitCode", 0) != 0 or waiting is not None):
         reason = ended.get("reason", "Error")
-        said = (ended.get("message") or "").strip()
-        return _trouble(reason, f"{status['name']} ended with exit code {ended.get('exitCode')}: {said or reason}")
+        how = f"{status['name']} ended with exit code {ended.get('exitCode')}: "
+        said = (ended.get("message") or "").strip() or reason
+        return Trouble(reason, how + said[-(MESSAGE_CHARS - len(how)) :])  # the reason is what it said last
     if waiting is not None and waiting.get("reason", "ContainerCreating") not in UNSTARTED_REASONS:
         return _trouble(waiting["reason"], waiting.get("message", ""))
     return None

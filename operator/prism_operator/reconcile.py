@@ -69,6 +69,8 @@ class _Memory:
     views: RouterViews
     status_written_s: float = float("-inf")
     token_applied_s: float = float("-inf")
+    short_since_s: float | None = None
+    """Since when pods are missing and nothing says why."""
 
 
 class Reconciler:
@@ -119,8 +121,9 @@ class Reconciler:
         snapshot = self._snapshot(who, intent, observed, routers, problems, moves, memory)
         status_due_s = self._say(body, before, snapshot, memory)
         self._move(who, moves)
+        short_due_s = self._short_due_s(snapshot, memory)
         return self._requeue(
-            snapshot, status_due_s, memory.measures.retry_s, memory.starts.retry_s, memory.views.retry_s
+            snapshot, status_due_s, short_due_s, memory.measures.retry_s, memory.starts.retry_s, memory.views.retry_s
         )
 
     def _remember(self, key: Key, who: Deployment) -> _Memory:
@@ -280,14 +283,23 @@ class Reconciler:
         announce.transitions(self._api, body, transitions(before.conditions, after.conditions), self._options)
         return None
 
+    def _short_due_s(self, snapshot: Snapshot, memory: _Memory) -> float | None:
+        """When to look again for the event that says why pods are missing, of which no watch tells: ever more seldom,
+        since a controller that does not work may never post one. None while none are, or the reason is known."""
+        serving = snapshot.serving
+        if serving is None or snapshot.refusal is not None or not lacks_pods(serving, snapshot.pods):
+            memory.short_since_s = None
+            return None
+        now_s = self._clock()
+        if memory.short_since_s is None:
+            memory.short_since_s = now_s
+        return min(max(now_s - memory.short_since_s, self._options.eviction_retry_s), self._options.resync_s)
+
     def _requeue(self, snapshot: Snapshot, *due_s: float | None) -> Requeue | None:
         options = self._options
         waits = [due for due in due_s if due is not None]
         if snapshot.moves.wants_slot:
             waits.append(options.eviction_retry_s)
-        serving, is_explained = snapshot.serving, snapshot.refusal is not None
-        if serving is not None and lacks_pods(serving, snapshot.pods) and not is_explained:
-            waits.append(options.eviction_retry_s)  # no watch tells of the event that says why
         if any(pod.is_terminating for pod in snapshot.pods):
             waits.append(options.lost_node_grace_s)
         return Requeue(max(min(waits), 0.1)) if waits else None

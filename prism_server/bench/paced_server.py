@@ -18,8 +18,9 @@ import uvloop
 from prism_server.bench.paced_engine import PacedDevice, paced_engine
 from prism_server.cli_support import ArgumentParser
 from prism_server.http.interpreter import set_loaded_objects_aside, share_the_lock
+from prism_server.http.sockets import bind, url_of
 from prism_server.serving.app import api_app
-from prism_server.serving.listeners import bind, listening, url_of
+from prism_server.serving.listeners import listening
 from prism_server.serving.services import Services
 from prism_server.settings import ServerSettings
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 from contextvars import ContextVar
 from typing import Literal
 
@@ -13,6 +14,18 @@ REQUEST_ID: ContextVar[str] = ContextVar("prism_request_id", default="")
 own."""
 
 FORMAT = "%(asctime)s %(levelname)s %(name)s: %(request)s%(message)s"
+
+
+_CONTROL = re.compile(r"[\x00-\x09\x0b-\x1f\x7f-\x9f\u2028\u2029]")
+
+
+class OneRecord(logging.Formatter):
+    """Nothing within a record looks like another one, or speaks to a terminal, whatever a client or an exception's text
+    has brought in: further lines are indented, control characters are spelled out."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        text = _CONTROL.sub(lambda found: ascii(found[0])[1:-1], super().format(record))
+        return text.replace("\n", "\n    ")
 
 
 class WithRequestId(logging.Filter):
@@ -28,6 +41,7 @@ def log_to_stderr(level: LogLevel) -> None:
     """From now on Prism's own lines of `level` and above are written; those of libraries from warnings on."""
     handler = logging.StreamHandler()
     handler.addFilter(WithRequestId())
+    handler.setFormatter(OneRecord(FORMAT))
     chosen = logging.getLevelNamesMapping()[level.upper()]
-    logging.basicConfig(level=max(chosen, logging.WARNING), format=FORMAT, handlers=[handler])
+    logging.basicConfig(level=max(chosen, logging.WARNING), handlers=[handler])
     logging.getLogger("prism_server").setLevel(chosen)

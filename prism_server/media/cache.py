@@ -15,6 +15,8 @@ from prism_server.media.item import IsWanted, ItemKey, Patches, Unwanted
 MEDIA_FAILED = "media_failed"
 """Code of a medium at which the server's own code failed. About the request: another pod would fail in the same way."""
 UNPROCESSABLE = 422
+NAME_DIGITS = 12
+"""Hexadecimal, of a content id: enough for people to find it in a log."""
 
 logger = logging.getLogger(__name__)
 
@@ -161,9 +163,13 @@ class PatchCache:
 
 
 def media_failed(key: ItemKey, error: BaseException, param: str | None = None) -> BadRequest:
-    """The refusal of one medium at which something unforeseen was raised: that is for the log, not for the client."""
-    logger.error("medium %s could not be prepared", key.content_id.hex(), exc_info=error)
-    reason = "the medium could not be prepared: the server failed at it, and its log says why"
+    """The refusal of one medium at which something unforeseen was raised: that is for the log, not for the client.
+
+    Several requests may wait for the medium, so the log names it by its content, and the refusal does the same.
+    """
+    name = key.content_id.hex()
+    logger.error("medium %s could not be prepared", name, exc_info=error)
+    reason = f"the medium could not be prepared: the server failed at it, and its log says why: {name[:NAME_DIGITS]}"
     return BadRequest(reason, param, UNPROCESSABLE, MEDIA_FAILED)
 
 

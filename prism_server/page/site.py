@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Awaitable, Callable, Iterable, MutableMapping
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+
+from prism_server.http.asgi import Receive, Scope, Send, header
 
 FILES = Path(__file__).parent / "files"
 PREFIX = "/page/"
@@ -46,11 +47,6 @@ SECURITY = (
 CACHING = (b"cache-control", b"no-cache")
 """Kept, but asked about each time: all files are always those of one version."""
 
-Scope = MutableMapping[str, Any]
-Message = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[Message]]
-Send = Callable[[Message], Awaitable[None]]
-
 
 @dataclass(frozen=True, slots=True)
 class Asset:
@@ -87,7 +83,7 @@ class Site:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answers for a path that is here: the file, or 304 to a client that has it."""
         asset = self._assets[scope["path"]]
-        given = next((value for name, value in scope["headers"] if name == b"if-none-match"), b"")
+        given = header(scope, b"if-none-match") or b""
         has_it = asset.etag in given or given == b"*"
         body = b"" if has_it or scope["method"] == "HEAD" else asset.body
         length = [] if has_it else [(b"content-length", str(len(asset.body)).encode())]

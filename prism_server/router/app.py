@@ -8,13 +8,12 @@ import re
 from prism_server import __version__
 from prism_server.errors import BadRequest, PrismError
 from prism_server.http.asgi import App, ClientLeft, Headers, Receive, Scope, Send, header
-from prism_server.http.error_body import error_json
+from prism_server.http.error_body import error_headers, error_json
 from prism_server.http.headers import CLOSE, JSON, METRICS_TYPE
 from prism_server.http.key_file import check_bearer
 from prism_server.page import Site
 from prism_server.router.admin import explain_placement, pods_known
 from prism_server.router.asgi import send_json, send_whole
-from prism_server.router.proxied_headers import retry_after
 from prism_server.router.proxy import BrokenOff, Exchange
 from prism_server.router.services import Services
 
@@ -82,9 +81,8 @@ def _unknown(path: str) -> BadRequest:
 async def _refuse(services: Services, send: Send, error: PrismError, headers: Headers = ()) -> None:
     """Before the first byte."""
     services.metrics.answered(error.status)
-    again = [retry_after(getattr(error, "retry_after_s", 1))] if error.status in (429, 503) else []
     close = [CLOSE] if error.status == 413 else []  # the rest of the body is not read
-    await send_whole(send, error.status, error_json(error), [JSON, *again, *close, *headers])
+    await send_whole(send, error.status, error_json(error), [JSON, *error_headers(error), *close, *headers])
 
 
 async def _health(services: Services, path: str, method: str, send: Send) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 
 from prism_server.http.asgi import Headers
@@ -71,7 +70,3 @@ def placement_headers(decision: Decision, head: Head) -> list[tuple[bytes, bytes
     if reused is not None:
         said += f"; reused_tokens={reused[0]}"
     return [(POD, decision.name.encode()), (CACHE, said.encode())]
-
-
-def retry_after(seconds: float) -> tuple[bytes, bytes]:
-    return b"retry-after", str(max(1, math.ceil(seconds))).encode()

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 
 from prism_server.http.asgi import Receive, Scope, Send, header
+from prism_server.http.error_body import retry_after
 from prism_server.http.headers import JSON, REQUEST_ID, request_id_of
 from prism_server.http.sse import COMMENT, STREAM_HEADERS
 from prism_server.router.asgi import Body, ends_when_client_leaves
@@ -23,7 +24,6 @@ from prism_server.router.proxied_headers import (
     answer_headers,
     placement_headers,
     request_headers,
-    retry_after,
     reused_tokens,
 )
 from prism_server.router.refusals import (

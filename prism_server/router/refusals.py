@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from prism_server.errors import EngineFault, Overloaded, PrismError
-from prism_server.http.error_body import error_json
+from prism_server.http.error_body import DEFAULT_RETRY_AFTER_S, error_json
 from prism_server.router.decision import NoPod
 from prism_server.router.upstream import ConnectFailed, Connection, Head, UpstreamError
 
@@ -19,7 +19,6 @@ ABOUT_THE_REQUEST = frozenset(("deadline_exceeded",))
 """Codes of a 503 that another pod would only repeat, later."""
 PASSING = frozenset(("loading", "leaving", "draining", SHUTTING_DOWN))
 """Codes of a pod that is healthy, only not in service."""
-DEFAULT_RETRY_AFTER_S = 1.0
 LONGEST_RETRY_AFTER_S = 60.0
 
 

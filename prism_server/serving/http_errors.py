@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from http import HTTPStatus
 from typing import Any
 
 import msgspec
@@ -12,12 +11,10 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ExceptionHandler, Scope
 
-from prism_server.errors import BadRequest, EngineFault, Overloaded, PrismError
-from prism_server.http.error_body import error_object
+from prism_server.errors import BadRequest, EngineFault, PrismError
+from prism_server.http.error_body import error_headers, error_object
 from prism_server.serving.metrics import Metrics
 from prism_server.serving.request_log import line_of
-
-NOT_READY_RETRY_AFTER_S = 1
 
 
 class NotReady(EngineFault):
@@ -35,14 +32,8 @@ def refusal_reason(error: PrismError) -> str:
 
 
 def error_response(error: PrismError) -> Response:
-    """The whole HTTP answer of a refusal: status, JSON, and Retry-After where trying again can help."""
-    headers: dict[str, str] = {}
-    if isinstance(error, Overloaded):
-        headers["retry-after"] = str(error.retry_after_s)
-    elif isinstance(error, EngineFault):
-        headers["retry-after"] = str(NOT_READY_RETRY_AFTER_S)
-    elif isinstance(error, BadRequest) and error.status == HTTPStatus.UNAUTHORIZED:
-        headers["www-authenticate"] = "Bearer"
+    """The whole HTTP answer of a refusal."""
+    headers = {name.decode(): value.decode() for name, value in error_headers(error)}
     return json_response(error_object(error), error.status, headers)
 
 

@@ -9,9 +9,6 @@ from collections.abc import AsyncIterator, Sequence
 
 from prism_server.http.asgi import App
 from prism_server.http.listener import Listener
-from prism_server.http.sockets import bind, url_of
-
-__all__ = ["bind", "listening", "url_of"]
 
 CLOSE_TIMEOUT_S = 2
 """For connections that are still open when everybody has been answered or told off."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from dataclasses import dataclass, field
+from urllib.parse import quote
 
 from starlette.types import Scope
 
@@ -13,6 +14,8 @@ from prism_server.engine.messages import Usage
 KEY = "prism.request_line"
 """Where the outermost layer leaves the line in the scope."""
 CLIENT_LEFT = "client_left"
+PLAIN_IN_PATHS = "/:@!$&'()*+,;="
+"""RFC 3986, section 3.3: what need not be percent-encoded there, beside letters and digits."""
 
 logger = logging.getLogger(__name__)
 
@@ -23,6 +26,7 @@ class RequestLine:
 
     method: str
     path: str
+    """Decoded: it may hold anything, also the end of a line."""
     status: int | None = None
     """None: the client left before there was an answer."""
     end: str = "ok"
@@ -36,7 +40,7 @@ class RequestLine:
         logger.info(
             "%s %s %s end=%s engine_id=%s prompt_tokens=%d reused_tokens=%d answer_tokens=%d ms=%.0f",
             self.method,
-            self.path,
+            quote(self.path, PLAIN_IN_PATHS),
             self.status or "-",
             self.end,
             self.engine_id,

@@ -13,12 +13,13 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from prism_server.errors import EngineFault, PrismError
 from prism_server.http.interpreter import set_loaded_objects_aside
+from prism_server.http.sockets import bind, url_of
 from prism_server.http.stop import LAST_WORDS_S, POLL_S, StopSignal, until_empty, wait_for
 from prism_server.serving.app import admin_app, api_app
 from prism_server.serving.http_errors import NotReady
-from prism_server.serving.listeners import bind, listening, url_of
+from prism_server.serving.listeners import listening
 from prism_server.serving.services import Services
-from prism_server.serving.watchdog import Watchdog
+from prism_server.serving.watchdog import Watchdog, step_limit_s
 from prism_server.settings import ServerSettings
 
 if TYPE_CHECKING:
@@ -42,9 +43,13 @@ async def serve(settings: ServerSettings) -> int:
     try:
         async with listening([(api, api_app(services)), (admin, admin_app(services, drain))]):
             print(f"prism-serve: api on {url_of(api)}, admin on {url_of(admin)}", flush=True)
-            code = await _load_and_serve(services, stop)
+            fault = await _load_and_serve(services, stop)
     finally:
         has_ended = await asyncio.to_thread(services.close)
+    code = 0
+    if fault is not None:
+        _say_fault(fault)  # again, as the last line: Kubernetes keeps the end of what a container has said
+        code = FAULT_EXIT_CODE
     if not has_ended:
         _leave_at_once(code)
     return code
@@ -58,10 +63,11 @@ def _leave_at_once(code: int) -> NoReturn:
     os._exit(code)
 
 
-async def _load_and_serve(services: Services, stop: StopSignal) -> int:
+async def _load_and_serve(services: Services, stop: StopSignal) -> EngineFault | None:
+    """What the engine died of; None where all went in order."""
     engine = await _first_of(_load(services), stop)
     if engine is None:
-        return 0
+        return None
     services.attach(engine)
     set_loaded_objects_aside()
     info = engine.info
@@ -70,22 +76,32 @@ async def _load_and_serve(services: Services, stop: StopSignal) -> int:
         f"{info.total_pages} pages of {info.page_tokens} tokens ({info.kv_dtype})",
         flush=True,
     )
-    fault = await _until_fault(engine, Watchdog(services.settings.engine.step_timeout_s), stop.asked)
+    fault = await _serve_and_drain(services, engine, stop)
     if fault is not None:
-        return await _end_faulted(services, fault)
-    await _drain(services, stop)
-    return 0
+        await _end_faulted(services, fault)
+    return fault
 
 
-async def _until_fault(engine: Engine, watchdog: Watchdog, asked: asyncio.Event) -> EngineFault | None:
-    """What the engine died of, or that it stands still; None once it is asked to stop."""
-    while not asked.is_set():
-        await wait_for(asked, POLL_S)
-        if engine.fault is not None:
-            return engine.fault
+async def _serve_and_drain(services: Services, engine: Engine, stop: StopSignal) -> EngineFault | None:
+    """Until the drain is over, or at once when the engine dies, before it is told to stop or after."""
+    limit_s = step_limit_s(services.settings.engine.step_timeout_s, engine.info.device)
+    watching = asyncio.create_task(_until_fault(engine, Watchdog(limit_s)))
+    draining = asyncio.create_task(_drain_when_asked(services, stop))
+    done, left = await asyncio.wait((watching, draining), return_when=asyncio.FIRST_COMPLETED)
+    for task in left:
+        task.cancel()
+    for task in done:
+        task.result()  # what it raises is not lost
+    return watching.result() if watching in done else engine.fault  # it may have died since the last look
+
+
+async def _until_fault(engine: Engine, watchdog: Watchdog) -> EngineFault:
+    """What the engine died of, or that it stands still."""
+    while engine.fault is None:
         if watchdog.bites(engine.turn_began_s, time.monotonic()):
             return EngineFault("the engine stands still: a step has taken longer than engine.step_timeout_s allows")
-    return None
+        await asyncio.sleep(POLL_S)
+    return engine.fault
 
 
 async def _first_of(loading: asyncio.Future[Engine], stop: StopSignal) -> Engine | None:
@@ -120,16 +136,21 @@ def _load(services: Services) -> asyncio.Future[Engine]:
     return loaded
 
 
-async def _end_faulted(services: Services, fault: EngineFault) -> int:
+async def _end_faulted(services: Services, fault: EngineFault) -> None:
     """Everybody inside is told; then the process ends, so that something healthier can start."""
-    print(f"prism-serve: fault: {fault.reason}", file=sys.stderr, flush=True)
+    _say_fault(fault)
     services.lifecycle.fault(fault.reason)
     await _say_last_words(services, fault)
-    return FAULT_EXIT_CODE
 
 
-async def _drain(services: Services, stop: StopSignal) -> None:
+def _say_fault(fault: EngineFault) -> None:
+    """In one line, whatever the device's library says."""
+    print(f"prism-serve: fault: {' '.join(fault.reason.split())}", file=sys.stderr, flush=True)
+
+
+async def _drain_when_asked(services: Services, stop: StopSignal) -> None:
     """First not ready, but open, until every proxy has noticed; then nobody new, and those inside may finish."""
+    await stop.asked.wait()
     life = services.lifecycle
     life.leave()
     await wait_for(stop.hurry, services.settings.http.drain_propagation_s)

@@ -2,9 +2,18 @@
 
 from __future__ import annotations
 
+CUDA_LIMIT_S = 300.0
 LONGEST_LOOK_S = 1.0
 """Counted at most between two looks. They are a tenth of that apart: where more has passed, this process did not run
 (it was stopped, or starved), and neither did the engine."""
+
+
+def step_limit_s(asked_s: float | None, device: str) -> float:
+    """`engine.step_timeout_s`, or the default for the device as PyTorch names it: none on a CPU, where one step of a
+    long prompt may honestly take minutes."""
+    if asked_s is not None:
+        return asked_s
+    return CUDA_LIMIT_S if device.startswith("cuda") else 0.0
 
 
 class Watchdog:

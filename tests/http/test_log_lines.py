@@ -19,10 +19,20 @@ speak()
 REQUEST_ID.set("mine-1")
 logging.getLogger("prism_server").error("about a request")
 """
+FORGER = """
+import logging
+from prism_server.http.logs import log_to_stderr
+log_to_stderr("info")
+try:
+    raise ValueError("it said:\\n2026-01-01 00:00:00,000 ERROR prism_server: forged \\x1b[31m\\r\\x9b\\u2028caf\u00e9")
+except ValueError:
+    logging.getLogger("prism_server").exception("one\\ntwo")
+"""
 
 
-def written(level: str) -> list[str]:
-    done = subprocess.run([sys.executable, "-c", SPEAKERS, level], capture_output=True, text=True, check=True)
+def written(level: str, speakers: str = SPEAKERS) -> list[str]:
+    command = [sys.executable, "-X", "utf8", "-c", speakers, level]
+    done = subprocess.run(command, capture_output=True, text=True, encoding="utf-8", check=True)
     return done.stderr.splitlines()
 
 
@@ -48,3 +58,11 @@ def test_a_line_about_a_request_has_its_id_and_others_have_none() -> None:
     *others, last = written("info")
     assert last.endswith(" ERROR prism_server: [mine-1] about a request")
     assert not any("[" in line for line in others)
+
+
+def test_nothing_within_a_record_looks_like_another_one_or_speaks_to_a_terminal() -> None:
+    first, *further = written("info", FORGER)
+    assert first.endswith(" ERROR prism_server: one")
+    assert further[0] == "    two"
+    assert all(line.startswith("    ") for line in further)
+    assert further[-1].endswith(r"forged \x1b[31m\r\x9b\u2028café")

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from prism_server.errors import BadRequest, Overloaded, PrismError
+from prism_server.errors import BadRequest, EngineFault, Overloaded, PrismError
 from prism_server.http.asgi import ClientLeft, read_body
-from prism_server.http.error_body import error_json, error_object
+from prism_server.http.error_body import error_headers, error_json, error_object
 from prism_server.http.headers import request_id_of
 
 MAX_BYTES = 3
@@ -78,3 +78,19 @@ def test_every_error_has_the_same_four_fields(
     expected = {"error": {"message": "why", "type": type_, "param": param, "code": code}}
     assert error_object(error) == expected
     assert json.loads(error_json(error)) == expected
+
+
+@pytest.mark.parametrize(
+    ("error", "expected"),
+    [
+        (BadRequest("why"), []),
+        (PrismError("why"), []),
+        (Overloaded("why", 7), [(b"retry-after", b"7")]),
+        (EngineFault("why"), [(b"retry-after", b"1")]),
+        (BadRequest("why", status=401), [(b"www-authenticate", b"Bearer")]),
+    ],
+)
+def test_an_error_says_in_its_head_what_the_client_can_do(
+    error: PrismError, expected: list[tuple[bytes, bytes]]
+) -> None:
+    assert error_headers(error) == expected

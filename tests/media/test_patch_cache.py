@@ -102,6 +102,7 @@ def test_what_nobody_foresaw_is_a_refusal_of_that_medium_without_its_text_and_is
         error = caught.value
         assert (error.status, error.code, error.param) == (422, "media_failed", f"messages[{index}]")
         assert "secret" not in error.reason
+        assert key(1).content_id.hex()[:12] in error.reason, "the log's line is found by it"
     [record] = caplog.records
     assert record.exc_info is not None
     assert record.exc_info[0] is ZeroDivisionError

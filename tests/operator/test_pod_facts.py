@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from prism_operator.pods import Pod, Trouble, creation_refused, lost_nodes
+from prism_operator.pods import MESSAGE_CHARS, Pod, Trouble, creation_refused, lost_nodes
 
 
 def body(status: dict[str, Any] | None = None, **metadata: Any) -> dict[str, Any]:
@@ -74,6 +74,17 @@ def test_trouble_is_told_in_the_pods_own_words(status: dict[str, Any], reason: s
     trouble = Pod.from_object(body(status)).trouble
     assert trouble is not None
     assert (trouble.reason, trouble.message) == (reason, message)
+
+
+def test_of_much_that_a_container_has_said_its_end_is_told() -> None:
+    """The kubelet hands over the last 2048 bytes of its log: lines of requests, and why it ended below them."""
+    said = "".join(f"line {number} of a request\n" for number in range(90)) + "prism-serve: fault: it stands still\n"
+    ended = {"terminated": {"exitCode": 1, "reason": "Error", "message": said[-2048:]}}
+    trouble = Pod.from_object(body(container({"running": {}}, ended))).trouble
+    assert trouble is not None
+    assert trouble.message.startswith("prism-serve ended with exit code 1: ")
+    assert trouble.message.endswith("\nprism-serve: fault: it stands still")
+    assert len(trouble.message) == MESSAGE_CHARS
 
 
 @pytest.mark.parametrize(

@@ -12,9 +12,11 @@ from prism_operator.deployment import Deployment
 from prism_operator.observe import ClusterFacts, Observed, identity, observe
 from prism_operator.options import OperatorOptions
 from prism_operator.pods import Pod, Trouble
+from prism_operator.queue import Key
 from prism_operator.reconcile import Reconciler
-from prism_operator.rollout import Phase
+from prism_operator.rollout import Moves, Phase
 from prism_operator.routers import Routers
+from prism_operator.snapshot import Serving, Snapshot
 
 REFUSED = 'pods "demo-engine-1" is forbidden: exceeded quota: team'
 OWNER = [{"uid": "u", "controller": True, "kind": "PrismDeployment", "name": "demo"}]
@@ -104,6 +106,33 @@ def test_a_rollout_whose_pods_may_not_be_made_gives_its_turn_away() -> None:
     assert phase(first, stuck) is Phase.WAITING
     assert phase(*rolling("b")) is Phase.ROLLING
     assert phase(*rolling("c")) is Phase.QUEUED, "one at a time"
+
+
+def test_why_pods_are_missing_is_looked_for_ever_more_seldom() -> None:
+    now_s = 1000.0
+    options = OperatorOptions()
+    reconciler = Reconciler(Recorded({}), options, b"k" * 32, clock=lambda: now_s)
+    memory = reconciler._remember(
+        Key("ns", "demo"), identity({"metadata": {"name": "d", "namespace": "ns", "uid": "u"}})
+    )
+
+    def due_s(num_pods: int, refusal: Trouble | None = None) -> float | None:
+        pods = [Pod(f"e-{number}", f"e{number}", "new", number) for number in range(num_pods)]
+        moves, serving = Moves(Phase.STARTING, ""), Serving(1, 2, 1, "new")
+        snapshot = Snapshot(generation=1, moves=moves, serving=serving, pods=pods, refusal=refusal)
+        return reconciler._short_due_s(snapshot, memory)
+
+    waits = []
+    for _ in range(8):
+        waits.append(wait_s := due_s(1))
+        assert wait_s is not None
+        assert due_s(1) == wait_s, "a pass for another reason makes it no rarer"
+        now_s += wait_s
+    assert waits == sorted(waits)
+    assert (waits[0], waits[-1]) == (options.eviction_retry_s, options.resync_s)
+    assert due_s(2) is None
+    assert due_s(1) == options.eviction_retry_s, "from the start for the next that is missing"
+    assert due_s(1, Trouble("FailedCreate", REFUSED)) is None
 
 
 def test_a_loader_that_may_not_be_made_says_why() -> None:

@@ -152,7 +152,8 @@ def test_internal_paths_ask_for_the_token_that_pods_are_shown(tmp_path: Path) ->
         router = RouterProcess(**{"discovery.backends": pod.backend, "http.admin_token_file": str(token)})
         try:
             url = f"{router.admin}/internal/pods"
-            assert httpx.get(url).status_code == 401
+            refused = httpx.get(url)
+            assert (refused.status_code, refused.headers.get("www-authenticate")) == (401, "Bearer")
             known = httpx.get(url, headers={"authorization": "Bearer secret"}).json()
             assert [entry["name"] for entry in known["pods"]] == [pod.name]
             assert httpx.get(f"{router.admin}/metrics").status_code == 200

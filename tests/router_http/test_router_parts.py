@@ -8,9 +8,10 @@ import pytest
 
 from prism_server.cli_support import ArgumentParser
 from prism_server.errors import StartupError
+from prism_server.http.error_body import retry_after
 from prism_server.router.budget import RetryBudget
 from prism_server.router.events import LONGEST_EVENT_BYTES, WholeEvents, error_events_from
-from prism_server.router.proxied_headers import answer_headers, request_headers, retry_after
+from prism_server.router.proxied_headers import answer_headers, request_headers
 from prism_server.router.settings import ROUTER, RouterSettings
 from prism_server.router.upstream import Head
 

@@ -155,6 +155,25 @@ def test_each_request_under_v1_has_one_line_in_the_log_and_probes_have_none(capl
     assert absent.startswith("GET /v1/generate 405 end=not_found ")
 
 
+@pytest.mark.parametrize(
+    ("path", "shown"),
+    [
+        ("/v1/a%0a2026-01-01 ERROR forged", "/v1/a%0A2026-01-01%20ERROR%20forged"),
+        ("/v1/%1b%5b31mred", "/v1/%1B%5B31mred"),
+        ("/v1/models/org/na%C3%AFve:x%25", "/v1/models/org/na%C3%AFve:x%25"),
+    ],
+)
+def test_a_path_cannot_end_its_line_in_the_log_nor_speak_to_a_terminal(
+    path: str, shown: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    call(api_app(services()), "GET", path)
+    [line] = logged(caplog)
+    assert line.startswith(f"GET {shown} ")
+    assert line.isascii()
+    assert line.isprintable()
+
+
 def test_a_refused_key_is_in_the_log_and_the_lines_can_be_turned_off(
     keys: Callable[[str], Path], caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -62,9 +62,11 @@ def test_a_fault_of_our_own_at_one_medium_is_about_that_request_alone(
     assert "secret" not in answer.text
     assert "ZeroDivision" not in answer.text
     assert odd_server.chat("See:", image_part(noise(1)), max_tokens=2).status_code == 200
-    said = f"ZeroDivisionError: {secret}\n"
+    said = f"    ZeroDivisionError: {secret}\n"
     eventually(lambda: said in odd_server.stderr, 10)
     assert odd_server.stderr.count(said) == 1
+    digits = error["message"].rpartition(": ")[2]
+    assert any(f"medium {digits}" in line for line in odd_server.stderr), "the message leads to the traceback"
     assert odd_server.metrics()[refusals] == before + 1
 
 
