@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from statistics import median
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +36,19 @@ class Costs:
         """A request's share of the decode steps; `answer_tokens` is its limit, which few answers reach."""
         likely = USUAL_ANSWER_TOKENS if answer_tokens is None else min(answer_tokens, USUAL_ANSWER_TOKENS)
         return likely * self.ms_per_answer_token
+
+
+BELIEVED_FACTOR = 2.0
+
+
+def believed(own: float, measured: Sequence[float]) -> float:
+    """What a pod has measured, within a factor of what all of them have (its own is one of `measured`).
+
+    Pods of one deployment run on like cards. A stall in one short chunk shows in a pod's figure for long, and would
+    send questions about small pictures away from where they are.
+    """
+    usual = median(measured)
+    return min(max(own, usual / BELIEVED_FACTOR), usual * BELIEVED_FACTOR)
 
 
 PATCHES_PER_TOKEN = 4

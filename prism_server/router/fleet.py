@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 
 from prism_server.identity import Digest
 from prism_server.router.decision import Decision
+from prism_server.router.estimate import believed
 from prism_server.router.knowledge import ExpectedKeys, KeyIndex
 from prism_server.router.load import FADING_S, FadingClock, Heat
 from prism_server.router.pod_state import PodState, Position, Ticket
@@ -159,11 +160,21 @@ class Fleet:
         if (load.total_pages, load.is_draining) != (state.load.total_pages, state.load.is_draining):
             self._view = None
         state.load = load
-        if load.ms_per_token is not None and load.ms_per_patch is not None:
-            state.costs = replace(state.costs, ms_per_token=load.ms_per_token, ms_per_patch=load.ms_per_patch)
+        self._take_costs(state)
         state.others_inside = max(0, load.inside - state.in_flight)
         tokens = load.uncached_tokens
         state.backlog.report(None if tokens is None else state.costs.backlog_ms(tokens), asked_s, now_s)
+
+    def _take_costs(self, state: PodState) -> None:
+        own = state.load
+        if own.ms_per_token is None or own.ms_per_patch is None:
+            return
+        loads = [other.load for other in self._pods.values()]
+        state.costs = replace(
+            state.costs,
+            ms_per_token=believed(own.ms_per_token, [ms for load in loads if (ms := load.ms_per_token) is not None]),
+            ms_per_patch=believed(own.ms_per_patch, [ms for load in loads if (ms := load.ms_per_patch) is not None]),
+        )
 
     def _learn_links(self, answer: CacheAnswer) -> None:
         for link in answer.links:

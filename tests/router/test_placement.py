@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 from router_support import (
@@ -26,7 +27,7 @@ from router_support import (
 from prism_server.router.fleet import Fleet, Ticket
 from prism_server.router.placement import Candidate, NoPod, Reason, decide, explain
 from prism_server.router.pods import Pod, PodLoad
-from prism_server.router.request_keys import RequestKeys
+from prism_server.router.request_keys import RequestKeys, RequestMedium
 
 ASKED = request("x", "y", "z")
 CHAIN = ASKED.chains[FP8]
@@ -311,3 +312,17 @@ def test_a_long_silence_upsets_no_sum() -> None:
         _, ticket = send(known, ASKED, LATER_S + days * 86_400)
         known.finish(ticket, LATER_S + days * 86_400)
     assert known.stats().in_flight_now == 0
+
+
+def test_a_stall_that_shows_in_one_pods_costs_does_not_send_questions_away_from_their_small_pictures() -> None:
+    known = fleet(2)
+    small = replace(request("s"), media=(RequestMedium(feature("s"), 9, 36),), tokens_before=(9,), num_tokens=29)
+    other = chosen(known, small).uid  # home: where a copy would be made
+    holder = next(pod.uid for pod in pods(2) if pod.uid != other)
+    measured = {
+        holder: PodLoad(ms_per_token=12.0, ms_per_patch=0.3),
+        other: PodLoad(ms_per_token=0.5, ms_per_patch=0.3),
+    }
+    for uid, load in measured.items():
+        known.apply(uid, snapshot(small.chains[FP8] if uid == holder else (), load=load), LATER_S, LATER_S)
+    assert chosen(known, small, LATER_S + 1).uid == holder
