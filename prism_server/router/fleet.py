@@ -223,7 +223,7 @@ class Fleet:
         return Ticket(state, keys, state.life, now_s, decision.own_ms, work_ms)
 
     def first_byte(self, ticket: Ticket, now_s: float) -> None:
-        """The pod has computed the prompt, which a refusal does not show: sooner than was thought, its others wait less.
+        """The pod has computed the prompt, which a refusal does not show; if sooner than was thought, others wait less.
         Further calls change nothing."""
         if not ticket.is_computed:
             ticket.is_computed = True

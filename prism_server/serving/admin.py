@@ -10,6 +10,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from prism_server.engine.messages import EngineStats
 from prism_server.errors import BadRequest
 from prism_server.http.headers import METRICS_TYPE
 from prism_server.http.key_file import check_bearer
@@ -101,7 +102,6 @@ def _identity(services: Services) -> dict[str, object]:
 def _capacity(services: Services) -> dict[str, object]:
     engine, life, settings = services.running().engine, services.lifecycle, services.settings.engine
     info, stats = engine.info, engine.stats()
-    costs = {"ms_per_token": stats.ms_per_token, "ms_per_patch": stats.ms_per_patch}
     return {
         "epoch": services.journal.epoch,
         "model": info.model_name,
@@ -121,4 +121,11 @@ def _capacity(services: Services) -> dict[str, object]:
         "max_waiting": settings.max_waiting_requests,
         "phase": life.phase,
         "api_keys_problem": services.api_keys.check() if services.api_keys else None,
-    } | {name: ms for name, ms in costs.items() if ms is not None}
+    } | _costs(stats, info.device)
+
+
+def _costs(stats: EngineStats, device: str) -> dict[str, float]:
+    """What a token and a patch have cost, for a router's estimates. Only of GPUs: a CPU's figures move with all else
+    that runs on its machine, and a router would take pods of one kind for fast and slow ones."""
+    costs = {"ms_per_token": stats.ms_per_token, "ms_per_patch": stats.ms_per_patch}
+    return {name: ms for name, ms in costs.items() if ms is not None and device.startswith("cuda")}

@@ -345,11 +345,11 @@ def chat_body(*parts: Any, **fields: Any) -> dict[str, Any]:
     return {"messages": [{"role": "user", "content": content}], "temperature": 0, "max_tokens": 8} | fields
 
 
-def picture(seed: int, side: int = 96) -> dict[str, Any]:
-    """A part with a picture of `side` x `side` pixels that no other seed gives."""
+def picture(seed: int) -> dict[str, Any]:
+    """A part with a picture that no other seed gives."""
     rng = np.random.default_rng(seed)
     out = io.BytesIO()
-    Image.fromarray(rng.integers(0, 256, (side, side, 3), dtype=np.uint8)).save(out, "PNG")
+    Image.fromarray(rng.integers(0, 256, (96, 96, 3), dtype=np.uint8)).save(out, "PNG")
     url = f"data:image/png;base64,{base64.b64encode(out.getvalue()).decode()}"
     return {"type": "image_url", "image_url": {"url": url}}
 

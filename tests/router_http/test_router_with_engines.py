@@ -19,17 +19,12 @@ from router_http_support import (
     RouterProcess,
     chat_body,
     eventually,
+    picture,
     routing,
     sse_data,
 )
-from router_http_support import picture as picture_of
 
 Engines = tuple[Engine, Engine]
-
-
-def picture(seed: int) -> dict[str, Any]:
-    """Large enough that on no machine, however loaded, it costs less to compute it anew elsewhere."""
-    return picture_of(seed, side=256)
 
 
 def client_of(url: str) -> openai.OpenAI:

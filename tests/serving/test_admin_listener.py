@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from serving_support import ServerProcess, image_part, noise, serving
 
+from prism_server.engine.messages import EngineStats
 from prism_server.identity import (
     KEY_VERSION,
     MediaPart,
@@ -17,6 +18,7 @@ from prism_server.identity import (
     media_chain_keys,
 )
 from prism_server.router.cache_answer import parse_cache
+from prism_server.serving.admin import _costs
 from prism_server.serving.metrics import ENGINE_COUNTERS, Metrics
 
 
@@ -98,16 +100,18 @@ def test_metrics_have_the_prism_names_and_move(own_server: ServerProcess) -> Non
     assert 0 <= after["prism_kv_usage_ratio"] <= 1
 
 
-def test_a_router_learns_what_a_token_and_a_patch_have_cost_here(own_server: ServerProcess) -> None:
+def test_a_router_learns_what_a_token_and_a_patch_have_cost_on_a_gpu() -> None:
+    measured = EngineStats(ms_per_token=0.03, ms_per_patch=0.004)
+    assert _costs(measured, "cuda:0") == {"ms_per_token": 0.03, "ms_per_patch": 0.004}
+    assert _costs(EngineStats(), "cuda:0") == {}
+    assert _costs(measured, "cpu") == {}
+
+
+def test_a_cpus_costs_are_not_told(own_server: ServerProcess) -> None:
     text = " ".join(map(str, range(400)))
     assert own_server.chat(image_part(noise(970)), text, max_tokens=4, ignore_eos=True).status_code == 200
-    answer = own_server.http.get(f"{own_server.admin}/internal/cache").content
-    load = parse_cache(answer).load
-    assert load.ms_per_token is not None
-    assert load.ms_per_patch is not None
-    assert min(load.ms_per_token, load.ms_per_patch) > 0
-    capacity = own_server.capacity()
-    assert (capacity["ms_per_token"], capacity["ms_per_patch"]) == (load.ms_per_token, load.ms_per_patch)
+    load = parse_cache(own_server.http.get(f"{own_server.admin}/internal/cache").content).load
+    assert (load.ms_per_token, load.ms_per_patch) == (None, None)
 
 
 def test_what_the_caches_drop_and_remember_is_counted_and_no_counter_has_two_names(own_server: ServerProcess) -> None:
