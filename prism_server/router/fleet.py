@@ -223,11 +223,9 @@ class Fleet:
         return Ticket(state, keys, state.life, now_s, decision.own_ms, work_ms)
 
     def first_byte(self, ticket: Ticket, now_s: float) -> None:
-        """The pod has computed the prompt, which a refusal does not show; if sooner than was thought, others wait less.
-        Further calls change nothing."""
+        """The pod has computed the prompt, which a refusal does not show. Further calls change nothing."""
         if not ticket.is_computed:
             ticket.is_computed = True
-            self._wait_less(ticket, now_s)
             if ticket.life == ticket.pod.life:
                 self.expected.made(ticket.pod.slot, ticket.keys, now_s)
             self._settle_unreported(now_s)
@@ -246,14 +244,10 @@ class Fleet:
 
     def _take_work_back(self, ticket: Ticket, now_s: float) -> None:
         """A request of millions of tokens that is refused at once must not keep others away from its pod."""
-        self._wait_less(ticket, now_s)
-        unspent_ms = max(0.0, ticket.work_ms - (now_s - ticket.sent_s) * 1e3)
-        ticket.pod.work = max(0.0, ticket.pod.work - unspent_ms * self._fading.scale(ticket.sent_s))
-
-    @staticmethod
-    def _wait_less(ticket: Ticket, now_s: float) -> None:
-        """By what the request was thought to need, and did not."""
-        ticket.pod.backlog.add(-max(0.0, ticket.own_ms - (now_s - ticket.sent_s) * 1e3), now_s)
+        state, there_ms = ticket.pod, (now_s - ticket.sent_s) * 1e3
+        state.backlog.add(-max(0.0, ticket.own_ms - there_ms), now_s)
+        unspent = max(0.0, ticket.work_ms - there_ms) * self._fading.scale(ticket.sent_s)
+        state.work = max(0.0, state.work - unspent)
 
     def refused(self, uid: str, retry_after_s: float, now_s: float) -> None:
         """The pod answered 429: it gets nothing new until then."""

@@ -326,15 +326,3 @@ def test_a_stall_that_shows_in_one_pods_costs_does_not_send_questions_away_from_
     for uid, load in measured.items():
         known.apply(uid, snapshot(small.chains[FP8] if uid == holder else (), load=load), LATER_S, LATER_S)
     assert chosen(known, small, LATER_S + 1).uid == holder
-
-
-def test_a_prompt_that_was_computed_sooner_than_thought_keeps_nobody_away_from_its_pod() -> None:
-    known = fleet(2)
-    _, ticket = send(known, request("x"), LATER_S)
-    assert ticket.own_ms > 20
-    assert ticket.pod.backlog.wait_ms(LATER_S + 0.005) > 10
-    known.first_byte(ticket, LATER_S + 0.005)
-    known.first_byte(ticket, LATER_S + 0.005)
-    assert ticket.pod.backlog.wait_ms(LATER_S + 0.005) == 0
-    _, second = send(known, request("y"), LATER_S + 0.01)
-    assert second.pod.backlog.wait_ms(LATER_S + 0.01) == pytest.approx(second.own_ms)
