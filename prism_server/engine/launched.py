@@ -53,12 +53,17 @@ class LaunchedSteps:
 
     def _observe(self, launched: LaunchedStep, result: StepResult) -> None:
         num_tokens = sum(rows.end - rows.start for rows in launched.rows)
-        language_ms = max(0.0, result.duration_ms - result.encode_ms)
-        prefill_tokens = num_tokens - launched.num_decodes
         self._counters["step_tokens"] += num_tokens
         self._counters["step_sequences"] += len(launched.rows)
         self._counters["step_microseconds"] += round(result.duration_ms * 1e3)
         self._counters["encode_microseconds"] += round(result.encode_ms * 1e3)
         self._counters["eager_steps"] += result.eager
-        work = launched.num_decodes, prefill_tokens, launched.patch_blocks
-        self._cost.observe(Observation(*work, language_ms, result.encode_ms, result.eager))
+        seen = Observation(
+            num_decodes=launched.num_decodes,
+            num_prefill_tokens=num_tokens - launched.num_decodes,
+            patch_blocks=launched.patch_blocks,
+            language_ms=max(0.0, result.duration_ms - result.encode_ms),
+            encode_ms=result.encode_ms,
+            eager=result.eager,
+        )
+        self._cost.observe(seen)

@@ -114,10 +114,11 @@ class MediaDesk:
 
     def _abandon(self, key: ItemKey) -> None:
         del self._pending[key]
-        num_requests = len(self._requests)
-        self._requests = [request for request in self._requests if request.facts.key != key]
-        if len(self._requests) == num_requests:
+        queued = next((request for request in self._requests if request.facts.key == key), None)
+        if queued is None:
             self._abandoned.append(key)
+        else:
+            self._requests.remove(queued)
 
     def _drop(self, key: ItemKey) -> None:
         del self._staged[key]

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from operator_cluster import DEMO, World, install_crd, namespace_of
+from operator_cluster import DEMO, World
 
-from prism_operator.api import PRISM_DEPLOYMENT, Api, Invalid, Kind
-from prism_operator.options import OperatorOptions
+from prism_operator.api import PRISM_DEPLOYMENT, Invalid, Kind
 
 if not os.environ.get("KUBECONFIG"):
     pytest.skip("needs a cluster: KUBECONFIG", allow_module_level=True)
@@ -18,19 +16,6 @@ pytestmark = pytest.mark.cluster
 
 POLICY = Kind("networking.k8s.io/v1", "NetworkPolicy", "networkpolicies")
 LINKS: dict[str, Any] = {"hosts": ["media.example.org", "*.cdn.example.org"], "privateNetworks": ["10.8.0.0/16"]}
-
-
-@pytest.fixture(scope="module")
-def api() -> Api:
-    api = Api.connect()
-    install_crd(api)
-    return api
-
-
-@pytest.fixture
-def world(api: Api) -> Iterator[World]:
-    with namespace_of(api) as namespace:
-        yield World(api, namespace, OperatorOptions(operator_namespace=namespace))
 
 
 @pytest.mark.parametrize(

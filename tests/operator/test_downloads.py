@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from operator_cluster import DEMO, World, install_crd, namespace_of, until
+from operator_cluster import DEMO, World, until
 
-from prism_operator.api import POD, STATEFUL_SET, Api
-from prism_operator.options import OperatorOptions
+from prism_operator.api import POD, STATEFUL_SET
 
 if not os.environ.get("KUBECONFIG"):
     pytest.skip("needs a cluster: KUBECONFIG", allow_module_level=True)
@@ -21,19 +19,6 @@ ENGINE = "demo-engine"
 
 def spec(**changes: Any) -> dict[str, Any]:
     return {**DEMO, "replicas": 2, **changes}
-
-
-@pytest.fixture(scope="module")
-def api() -> Api:
-    api = Api.connect()
-    install_crd(api)
-    return api
-
-
-@pytest.fixture
-def world(api: Api) -> Iterator[World]:
-    with namespace_of(api) as namespace:
-        yield World(api, namespace, OperatorOptions(operator_namespace=namespace))
 
 
 def test_a_failed_download_shows_with_the_loaders_own_words(world: World) -> None:

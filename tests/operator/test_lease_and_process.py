@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from operator_cluster import DEMO, World, install_crd, namespace_of, until
+from operator_cluster import DEMO, World, namespace_of, until
 
 from prism_operator.api import LEASE, PRISM_DEPLOYMENT, STATEFUL_SET, Api, Kind
 from prism_operator.lease import Elector
@@ -24,13 +24,6 @@ pytestmark = pytest.mark.cluster
 
 SERVICE = Kind("v1", "Service", "services")
 HEALTH_PORT, METRICS_PORT = 28081, 28080
-
-
-@pytest.fixture(scope="module")
-def api() -> Api:
-    api = Api.connect()
-    install_crd(api)
-    return api
 
 
 @pytest.fixture

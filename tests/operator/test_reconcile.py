@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator
 from datetime import UTC, datetime
 from typing import Any
 
 import pytest
-from operator_cluster import DEMO, World, install_crd, namespace_of, until
+from operator_cluster import DEMO, World, until
 
 from prism_operator.api import (
     AUTOSCALER,
@@ -21,7 +20,6 @@ from prism_operator.api import (
     PRISM_DEPLOYMENT,
     SECRET,
     STATEFUL_SET,
-    Api,
     Kind,
 )
 from prism_operator.deployment import LABEL_CLASS, LABEL_COMPONENT, MANAGED_BY
@@ -43,19 +41,6 @@ def spec(**changes: Any) -> dict[str, Any]:
 
 def image(reference: str) -> dict[str, str]:
     return {"reference": reference}
-
-
-@pytest.fixture(scope="module")
-def api() -> Api:
-    api = Api.connect()
-    install_crd(api)
-    return api
-
-
-@pytest.fixture
-def world(api: Api) -> Iterator[World]:
-    with namespace_of(api) as namespace:
-        yield World(api, namespace, OperatorOptions(operator_namespace=namespace))
 
 
 def test_from_a_spec_to_ready_pods_and_a_second_pass_writes_nothing(world: World) -> None:

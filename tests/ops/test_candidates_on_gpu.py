@@ -6,6 +6,7 @@ import random
 
 import pytest
 import torch
+from product_cases import STEP_ROUNDING, normal, rows_with_outliers
 from torch import Tensor
 
 from prism_server.ops import Fp8Head, make_ops
@@ -21,8 +22,6 @@ EPS = 1e-6
 VOCAB = 151_936
 SHAPES = {"demo": (1024, 256), "2b": (VOCAB, 2048), "4b": (VOCAB, 2560), "8b": (VOCAB, 4096), "32b": (VOCAB, 5120)}
 """Vocabulary and hidden size."""
-STEP_ROUNDING = 2.0**-22
-"""Of one step of float32 sums on tensor cores (16 inputs; they cut off), relative to the sum of magnitudes."""
 CUTS = (
     ProductConfig(16, 32, num_warps=1, tma=False),
     ProductConfig(64, 128, num_stages=4, tma=False),
@@ -30,21 +29,6 @@ CUTS = (
     ProductConfig(128, 64, num_warps=8),
     ProductConfig(256, 32, num_warps=8),
 )
-
-
-def normal(*shape: int, seed: int, scale: float = 1.0) -> Tensor:
-    generator = torch.Generator("cuda").manual_seed(seed)
-    return torch.randn(shape, generator=generator, dtype=torch.bfloat16, device="cuda").mul_(scale)
-
-
-def rows_with_outliers(num_rows: int, depth: int, seed: int) -> Tensor:
-    """Rows of very different size, a few channels fifty times the rest; a row of zeros among many."""
-    x = normal(num_rows, depth, seed=seed)
-    x *= torch.logspace(-3, 2, num_rows, device="cuda", dtype=torch.bfloat16).unsqueeze(1)
-    x[:, random.Random(seed).sample(range(depth), 3)] *= 50
-    if num_rows > 4:
-        x[num_rows // 2] = 0
-    return x
 
 
 def random_head(vocab_size: int, depth: int, seed: int) -> Fp8Head:
@@ -75,7 +59,7 @@ def test_the_tokens_are_the_best_and_those_of_the_head_itself(name: str) -> None
     vocab_size, depth = SHAPES[name]
     head, norm = random_head(vocab_size, depth, seed=1), normal(depth, seed=2)
     for num_rows in row_counts(3):
-        x = rows_with_outliers(num_rows, depth, seed=num_rows)
+        x = rows_with_outliers(num_rows, depth, seed=num_rows, times=50)
         found = candidates.norm_best(x, norm, EPS, head)
         assert_best(found, x, norm, head)
         assert torch.equal(found, select.argmax(linear.norm_logits(x, norm, EPS, head.weight)))
@@ -86,7 +70,7 @@ def test_random_vocabularies_that_no_tile_divides(seed: int) -> None:
     chance = random.Random(seed)
     vocab_size, depth = chance.randint(1, 20_000), 32 * chance.randint(1, 200)
     head, norm = random_head(vocab_size, depth, seed=seed), normal(depth, seed=2)
-    x = rows_with_outliers(chance.randint(1, 128), depth, seed=seed)
+    x = rows_with_outliers(chance.randint(1, 128), depth, seed=seed, times=50)
     assert_best(candidates.norm_best(x, norm, EPS, head), x, norm, head)
 
 
@@ -94,7 +78,7 @@ def test_random_vocabularies_that_no_tile_divides(seed: int) -> None:
 def test_every_way_to_cut_gives_the_best_tokens(cut: ProductConfig) -> None:
     head, norm = random_head(50_007, 4096, seed=1), normal(4096, seed=2)
     for num_rows in (1, 20):
-        x = rows_with_outliers(num_rows, 4096, seed=3)
+        x = rows_with_outliers(num_rows, 4096, seed=3, times=50)
         assert_best(candidates.norm_best(x, norm, EPS, head, cut), x, norm, head)
 
 
@@ -127,7 +111,7 @@ def test_of_equals_the_lowest_id_is_taken_and_zeros_are_equals() -> None:
 @pytest.mark.parametrize("norm_scale", [1e-25, 1e4, 1e25])
 def test_no_magnitude_of_the_norm_is_too_large_or_too_small(norm_scale: float) -> None:
     head, norm = random_head(VOCAB, 2048, seed=1), normal(2048, seed=2, scale=norm_scale)
-    x = rows_with_outliers(9, 2048, seed=3)
+    x = rows_with_outliers(9, 2048, seed=3, times=50)
     assert_best(candidates.norm_best(x, norm, EPS, head), x, norm, head)
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import pytest
 import torch
+from product_cases import STEP_ROUNDING, normal, rows_with_outliers
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -22,8 +23,6 @@ pytestmark = [
 EPS = 1e-6
 BF16_ROUNDING = 2.0**-9
 """Largest relative error of rounding to bf16; its standard deviation is smaller than half of it."""
-STEP_ROUNDING = 2.0**-22
-"""Of one step of float32 sums on tensor cores (16 inputs; they cut off), relative to the sum of magnitudes."""
 
 
 @dataclass(frozen=True)
@@ -42,21 +41,6 @@ MODELS = {
     "8b": Model(4096, 6144, 4096, 12288, 151936),
     "32b": Model(5120, 10240, 8192, 25600, 151936),
 }
-
-
-def normal(*shape: int, seed: int, scale: float = 1.0) -> Tensor:
-    generator = torch.Generator("cuda").manual_seed(seed)
-    return torch.randn(shape, generator=generator, dtype=torch.bfloat16, device="cuda").mul_(scale)
-
-
-def rows_with_outliers(num_rows: int, depth: int, seed: int) -> Tensor:
-    """Rows of very different size, a few channels a thousand times the rest; a row of zeros among many."""
-    x = normal(num_rows, depth, seed=seed)
-    x *= torch.logspace(-3, 2, num_rows, device="cuda", dtype=torch.bfloat16).unsqueeze(1)
-    x[:, random.Random(seed).sample(range(depth), 3)] *= 1000
-    if num_rows > 4:
-        x[num_rows // 2] = 0
-    return x
 
 
 def normed(x: Tensor, norm: Tensor) -> Tensor:
@@ -99,7 +83,7 @@ def test_norm_linear_is_within_the_bound(name: str) -> None:
     model = MODELS[name]
     weight, norm = normal(model.qkv, model.hidden, seed=1, scale=0.02), normal(model.hidden, seed=2)
     for num_rows in row_counts(3):
-        x = rows_with_outliers(num_rows, model.hidden, seed=num_rows)
+        x = rows_with_outliers(num_rows, model.hidden, seed=num_rows, times=1000)
         exact, error = exact_product(normed(x, norm), weight, rounded_input=True)
         assert_within(linear.norm_linear(x, norm, EPS, weight), exact, error)
 
@@ -111,7 +95,7 @@ def test_linear_add_is_within_the_bound(name: str, side: str) -> None:
     depth = model.attended if side == "out" else model.inner
     weight = normal(model.hidden, depth, seed=1, scale=0.02)
     for num_rows in row_counts(4):
-        x = rows_with_outliers(num_rows, depth, seed=num_rows)
+        x = rows_with_outliers(num_rows, depth, seed=num_rows, times=1000)
         residual = normal(num_rows, model.hidden, seed=5, scale=10)
         exact, error = exact_product(x.double(), weight, rounded_input=False)
         assert_within(linear.linear_add(x, weight, residual), exact + residual.double(), error)
@@ -122,7 +106,7 @@ def test_norm_swiglu_is_within_the_bound(name: str) -> None:
     model = MODELS[name]
     gate_up, norm = normal(2 * model.inner, model.hidden, seed=1, scale=0.02), normal(model.hidden, seed=2)
     for num_rows in row_counts(6):
-        x = rows_with_outliers(num_rows, model.hidden, seed=num_rows)
+        x = rows_with_outliers(num_rows, model.hidden, seed=num_rows, times=1000)
         exact, error = exact_product(normed(x, norm), gate_up, rounded_input=True)
         (gate, up), (gate_error, up_error) = exact.chunk(2, dim=-1), error.chunk(2, dim=-1)
         # silu is nowhere steeper than 1.1, and its float32 exponential is good to 1e-5
@@ -136,7 +120,7 @@ def test_norm_logits_is_within_the_bound_and_float32(name: str) -> None:
     model = MODELS[name]
     head, norm = normal(model.vocab, model.hidden, seed=1, scale=0.02), normal(model.hidden, seed=2)
     for num_rows in (1, random.Random(7).randint(2, 128)):
-        x = rows_with_outliers(num_rows, model.hidden, seed=num_rows)
+        x = rows_with_outliers(num_rows, model.hidden, seed=num_rows, times=1000)
         logits = linear.norm_logits(x, norm, EPS, head)
         assert logits.dtype == torch.float32
         exact, error = exact_product(normed(x, norm), head, rounded_input=True)
@@ -189,7 +173,7 @@ CUTS = (
 @pytest.mark.parametrize("cut", CUTS, ids=str)
 def test_every_way_to_cut_gives_the_product(cut: ProductConfig) -> None:
     """Of a number of outputs that no block divides."""
-    x, norm = rows_with_outliers(20, 4096, seed=1), normal(4096, seed=2)
+    x, norm = rows_with_outliers(20, 4096, seed=1, times=1000), normal(4096, seed=2)
     gate_up, residual = normal(2 * 4040, 4096, seed=3, scale=0.02), normal(20, 8080, seed=4)
     exact, error = exact_product(normed(x, norm), gate_up, rounded_input=True)
     assert_within(linear.product(x, gate_up, cut, norm=norm, eps=EPS), exact, error)
