@@ -11,9 +11,19 @@ from ipaddress import IPv4Network, IPv6Network, ip_address
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, FilePath, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    FilePath,
+    TypeAdapter,
+    ValidationError,
+    model_validator,
+)
 
-from prism_server.capacity.models import ModelShape, WeightDtype
+from prism_server.capacity.models import ModelShape, Switch, WeightDtype
 from prism_server.capacity.page_layout import KVDtype
 from prism_server.capacity.plan import PlanRequest
 from prism_server.capacity.units import GIB, MIB
@@ -29,6 +39,17 @@ def _exists(path: Path) -> Path:
 def _split(value: Any) -> Any:
     """A list as the command line and the environment spell it: `a,b`."""
     return [part.strip() for part in value.split(",") if part.strip()] if isinstance(value, str) else value
+
+
+BOOLEAN = TypeAdapter(bool)
+
+
+def _switched(value: Any) -> Any:
+    """`on` or `off` for what spells a boolean, as true and false do; YAML takes `on` and `off` themselves for these."""
+    try:
+        return "on" if BOOLEAN.validate_python(value) else "off"
+    except ValidationError:
+        return value
 
 
 HOST_RULE = re.compile(r"\*|(\*\.)?[a-z0-9_]([a-z0-9_-]*[a-z0-9_])?(\.[a-z0-9_]([a-z0-9_-]*[a-z0-9_])?)*")
@@ -53,6 +74,7 @@ ExistingPath = Annotated[Path, AfterValidator(_exists)]
 Item = TypeVar("Item")
 List = Annotated[tuple[Item, ...], BeforeValidator(_split)]
 HostRules = Annotated[List[str], AfterValidator(_host_rules)]
+AutoSwitch = Annotated[Switch, BeforeValidator(_switched)]
 Positive = Annotated[int, Field(ge=1)]
 NonNegative = Annotated[int, Field(ge=0)]
 Port = Annotated[int, Field(ge=0, le=65535)]
@@ -84,8 +106,10 @@ class ModelSettings(Group):
         default="safetensors", description="random: weights made in place, for benchmarks; answers are nonsense"
     )
     load_threads: NonNegative = Field(default=0, description="readers of the weights; 0: one a core, at most 8")
-    fp8_head: bool = Field(
-        default=False, description="an FP8 copy of the LM head finds candidates for greedy tokens, the head ranks them"
+    fp8_head: AutoSwitch = Field(
+        default="auto",
+        description="an FP8 copy of the LM head finds candidates for greedy tokens, the head ranks them; auto: on with "
+        "the triton backend in bfloat16, if the hidden size is a multiple of 32",
     )
     threads: NonNegative = Field(default=0, description="torch threads on CPU; 0: half of the cores")
 
@@ -93,6 +117,13 @@ class ModelSettings(Group):
     def directory(self) -> Path:
         """The checkpoint's directory."""
         return Path(__file__).parent / "demo_model" / "checkpoint" if self.path == "demo" else Path(self.path)
+
+    @property
+    def planned_backend(self) -> str:
+        """The operators that a plan on paper counts with; for `auto`, those of GPUs that the Triton kernels are for."""
+        if self.backend != "auto":
+            return self.backend
+        return "torch" if self.device == "cpu" else "triton"
 
 
 class KVSettings(Group):
@@ -262,6 +293,7 @@ class ServerSettings(Group):
     def plan_request(self, shape: ModelShape, gpu_memory_bytes: int, tensor_parallel: int = 1) -> PlanRequest:
         """What a page plan needs to know of these settings: one sum for the server, the operator and paper."""
         weights: WeightDtype = "fp32" if self.model.dtype == "float32" else "bf16"
+        has_fp8_head = shape.text.has_fp8_head(self.model.fp8_head, self.model.planned_backend, weights)
         return PlanRequest(
             shape,
             gpu_memory_bytes=gpu_memory_bytes,
@@ -269,7 +301,7 @@ class ServerSettings(Group):
             kv_dtype=self.kv.dtype,
             page_tokens=self.kv.page_tokens,
             weight_dtype=weights,
-            fp8_head=self.model.fp8_head,
+            fp8_head="on" if has_fp8_head else "off",
             tensor_parallel=tensor_parallel,
             max_context_tokens=self.engine.max_context_tokens,
             max_step_tokens=self.engine.max_step_tokens,

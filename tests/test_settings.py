@@ -66,6 +66,28 @@ def test_values_are_converted_by_the_options_type() -> None:
     assert settings.http.api_keys_file == Path(__file__)
 
 
+@pytest.mark.parametrize(
+    ("said", "meant"),
+    [
+        ("auto", "auto"),
+        ("on", "on"),
+        ("off", "off"),
+        (True, "on"),
+        (False, "off"),
+        ("true", "on"),
+        ("false", "off"),
+        ("True", "on"),
+        ("0", "off"),
+        (1, "on"),
+    ],
+)
+def test_a_switch_with_auto_is_set_by_booleans_too(tmp_path: Path, said: bool | int | str, meant: str) -> None:
+    config = write_config(tmp_path, {"model": {"fp8_head": said}})
+    assert load_settings(["--config", config], {}).model.fp8_head == meant
+    assert load_settings([f"--model.fp8_head={said}"], {}).model.fp8_head == meant
+    assert load_settings([], {"PRISM_MODEL__FP8_HEAD": str(said)}).model.fp8_head == meant
+
+
 def test_lists_come_with_commas_or_as_json(tmp_path: Path) -> None:
     config = write_config(tmp_path, {"fetch": {"hosts": ["Example.org"], "ports": [8443]}})
     assert load_settings(["--config", config], {}).fetch.hosts == ("example.org",)
@@ -90,6 +112,7 @@ def test_lists_come_with_commas_or_as_json(tmp_path: Path) -> None:
         (["--kv.dtype"], ["--kv.dtype", "expected one argument"]),
         (["--kv.page_tokens", "0"], ["--kv.page_tokens '0'", "greater than or equal to 1"]),
         (["--kv.page_tokens", "many"], ["--kv.page_tokens 'many'", "valid integer"]),
+        (["--model.fp8_head", "maybe"], ["--model.fp8_head 'maybe'", "'auto', 'on' or 'off'"]),
         (["--kv.prefix_cache", "maybe"], ["--kv.prefix_cache 'maybe'", "valid boolean"]),
         (["--kv.memory_fraction", "nan"], ["--kv.memory_fraction 'nan'"]),
         (["--http.request_timeout_s", "inf"], ["--http.request_timeout_s 'inf'", "finite"]),
@@ -115,6 +138,8 @@ def test_a_mistake_on_the_command_line_names_key_value_and_what_is_allowed(argv:
         ({"cache": {}}, ["unknown group 'cache'", "model, kv, engine, media, fetch, http"]),
         ({"kv": 3}, ["kv is 3", "must be an object"]),
         ({"kv": {"dtype": 8}}, ["config.json: kv.dtype '8'", "'fp8', 'bf16' or 'fp32'"]),
+        ({"model": {"fp8_head": [True]}}, ["config.json: model.fp8_head '[true]'", "'auto', 'on' or 'off'"]),
+        ({"model": {"fp8_head": 2}}, ["config.json: model.fp8_head '2'", "'auto', 'on' or 'off'"]),
         ({"kv": {"dtype": None}}, ["kv.dtype 'null'", "'fp8', 'bf16' or 'fp32'"]),
         ({"media": {"max_items": [1]}}, ["media.max_items '[1]'", "valid integer"]),
     ],

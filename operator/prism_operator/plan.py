@@ -215,7 +215,7 @@ def _arithmetic(spec: PrismDeploymentSpec, plan: PagePlan) -> str:
     """The sum in one line, every term of it."""
     request, layout = plan.request, plan.layout
     working = plan.reserved_bytes - plan.weight_bytes - plan.fp8_head_bytes
-    head = f"- {_gib(plan.fp8_head_bytes)} FP8 head " if request.fp8_head else ""
+    head = f"- {_gib(plan.fp8_head_bytes)} FP8 head " if request.has_fp8_head else ""
     line = (
         f"{request.shape.name}, {layout.kv_dtype}, TP {request.tensor_parallel}: "
         f"{_gib(request.gpu_memory_bytes)} GiB x {request.memory_fraction:g} "

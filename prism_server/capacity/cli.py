@@ -6,8 +6,9 @@ import argparse
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import fields
+from typing import get_args
 
-from prism_server.capacity.models import KNOWN_MODELS, WEIGHT_ELEMENT_BYTES, ModelShape, resolve_shape
+from prism_server.capacity.models import KNOWN_MODELS, WEIGHT_ELEMENT_BYTES, ModelShape, Switch, resolve_shape
 from prism_server.capacity.page_layout import ELEMENT_BYTES, PageLayout
 from prism_server.capacity.plan import PagePlan, PlanRequest, plan_pages, suggestions
 from prism_server.capacity.units import GIB, MIB
@@ -65,7 +66,12 @@ def build_parser() -> ArgumentParser:
         default=DEFAULTS["weight_dtype"],
         help="default: %(default)s",
     )
-    gpu.add_argument("--fp8-head", action="store_true", help="count a copy of the LM head, as with model.fp8_head")
+    gpu.add_argument(
+        "--fp8-head",
+        choices=get_args(Switch),
+        default=DEFAULTS["fp8_head"],
+        help="count the LM head's FP8 copy, as with model.fp8_head; auto: with bf16 weights (default: %(default)s)",
+    )
     lengths = ("max_context_tokens", "max_step_tokens", "max_running_sequences", "max_image_tokens", "max_video_tokens")
     for name in lengths:
         flag = f"--{name.replace('_', '-')}"

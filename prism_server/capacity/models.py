@@ -16,6 +16,11 @@ WeightDtype = Literal["bf16", "fp32"]
 
 WEIGHT_ELEMENT_BYTES: dict[WeightDtype, int] = {"bf16": 2, "fp32": 4}
 
+Switch = Literal["auto", "on", "off"]
+
+FP8_HEAD_DEPTH_MULTIPLE = 32
+"""Of the hidden size, for the LM head's FP8 copy to be cut into pairs of tiles."""
+
 
 @dataclass(frozen=True, slots=True)
 class TextShape:
@@ -44,6 +49,13 @@ class TextShape:
     def replicated_parameters(self) -> int:
         """Parameters that every rank holds: the norms."""
         return self.num_layers * (2 * self.hidden_size + 2 * self.head_dim) + self.hidden_size
+
+    def has_fp8_head(self, switch: Switch, backend: str, dtype: WeightDtype) -> bool:
+        """Whether the LM head gets an FP8 copy, by `model.fp8_head`, the operators and the weights' type. auto: where
+        it can be cut and saves time, by the Triton kernels, which are for bf16."""
+        if switch != "auto":
+            return switch == "on"
+        return backend == "triton" and dtype == "bf16" and self.hidden_size % FP8_HEAD_DEPTH_MULTIPLE == 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from fractions import Fraction
 
-from prism_server.capacity.models import WEIGHT_ELEMENT_BYTES, ModelShape, WeightDtype
+from prism_server.capacity.models import WEIGHT_ELEMENT_BYTES, ModelShape, Switch, WeightDtype
 from prism_server.capacity.page_layout import KVDtype, PageLayout
 from prism_server.capacity.units import GIB, MIB
 from prism_server.errors import StartupError
@@ -40,8 +40,8 @@ class PlanRequest:
     kv_dtype: KVDtype = "fp8"
     page_tokens: int = 64
     weight_dtype: WeightDtype = "bf16"
-    fp8_head: bool = False
-    """Whether the LM head has a copy in FP8 beside it."""
+    fp8_head: Switch = "auto"
+    """Whether the LM head has a copy in FP8 beside it; auto: as a server on an NVIDIA GPU decides."""
     tensor_parallel: int = 1
     max_context_tokens: int = 32768
     max_step_tokens: int = 8192
@@ -59,6 +59,10 @@ class PlanRequest:
         if min(self.gpu_memory_bytes, self.max_image_tokens, self.max_video_tokens, *sizes) < 1:
             raise StartupError("GPU memory, page, context, step, sequences, picture and clip must all be at least 1")
         self.shape.check_tensor_parallel(self.tensor_parallel)
+
+    @property
+    def has_fp8_head(self) -> bool:
+        return self.shape.text.has_fp8_head(self.fp8_head, "triton", self.weight_dtype)
 
     @property
     def encoded_tokens(self) -> int:
@@ -129,6 +133,7 @@ class PagePlan:
         page_note = f"{layout.page_tokens} tokens of {layout.bytes_per_token:,} bytes"
         step_note = f"a step of {request.max_step_tokens:,} tokens, {request.max_running_sequences:,} sequences"
         contexts = self.num_tokens / request.max_context_tokens
+        head = [("- FP8 head", _gib(self.fp8_head_bytes), "a copy of the LM head: model.fp8_head")]
         rows = [
             ("memory of one GPU", _gib(request.gpu_memory_bytes), ""),
             (
@@ -137,7 +142,7 @@ class PagePlan:
                 "driver and fragmentation keep the rest",
             ),
             ("- weights", _gib(self.weight_bytes), f"{request.weight_dtype}{share}"),
-            *([("- FP8 head", _gib(self.fp8_head_bytes), "a copy of the LM head")] if request.fp8_head else []),
+            *(head if request.has_fp8_head else []),
             ("- activations", _gib(self.activation_bytes), step_note),
             ("- vision encoder", _gib(self.encoder_bytes), request.largest_item),
             ("- encoder outputs", _gib(self.feature_cache_bytes), "the feature cache"),
@@ -170,7 +175,7 @@ def plan_pages(request: PlanRequest) -> PagePlan:
         layout=shape.page_layout(request.kv_dtype, request.page_tokens, ranks),
         usable_bytes=math.floor(request.gpu_memory_bytes * Fraction(request.memory_fraction)),
         weight_bytes=shape.weight_bytes(request.weight_dtype, ranks),
-        fp8_head_bytes=shape.fp8_head_bytes(ranks) if request.fp8_head else 0,
+        fp8_head_bytes=shape.fp8_head_bytes(ranks) if request.has_fp8_head else 0,
         activation_bytes=_activation_bytes(request),
         encoder_bytes=_encoder_bytes(request),
         feature_cache_bytes=request.feature_cache_bytes,
@@ -180,10 +185,15 @@ def plan_pages(request: PlanRequest) -> PagePlan:
 
 def suggestions(request: PlanRequest) -> Iterator[str]:
     """What would make an unfitting request fit, each tried by the same sum; smaller changes first."""
-    if request.kv_dtype != "fp8" and plan_pages(other := replace(request, kv_dtype="fp8")).fits:
-        yield f"FP8 KV: {plan_pages(other).num_tokens:,} tokens fit"
-    if request.fp8_head and plan_pages(other := replace(request, fp8_head=False)).fits:
-        yield f"no FP8 copy of the head: {plan_pages(other).num_tokens:,} tokens fit"
+    plans = {
+        "FP8 KV": plan_pages(replace(request, kv_dtype="fp8")),
+        "model.fp8_head off, no FP8 copy of the LM head": plan_pages(replace(request, fp8_head="off")),
+    }
+    if not any(plan.fits for plan in plans.values()):
+        plans = {"FP8 KV and model.fp8_head off": plan_pages(replace(request, kv_dtype="fp8", fp8_head="off"))}
+    for change, plan in plans.items():
+        if plan.fits:
+            yield f"{change}: {plan.num_tokens:,} tokens fit"
     if (plan := plan_pages(request)).num_pages:
         yield f"a context of at most {plan.num_tokens:,} tokens"
     for ranks in TENSOR_PARALLEL_SIZES:

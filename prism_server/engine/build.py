@@ -8,6 +8,7 @@ from functools import partial
 
 import torch
 
+from prism_server.capacity.models import WeightDtype
 from prism_server.engine.device_build import DeviceBuilder
 from prism_server.engine.executor import Executor
 from prism_server.engine.feature_cache import FeatureCache
@@ -20,6 +21,7 @@ from prism_server.identity import Digest, framed_digest, namespace_digest
 from prism_server.kv.cache import KVCache
 from prism_server.media.pipeline import MediaPipeline
 from prism_server.media.qwen import normalised_lut
+from prism_server.model.config import ModelConfig
 from prism_server.model.qwen3_vl import Qwen3VL
 from prism_server.ops import Ops, make_ops
 from prism_server.prompt.encoder import PromptEncoder
@@ -100,13 +102,14 @@ def _model(
     progress: Callable[[Progress], None],
     pixel_table: torch.Tensor,
 ) -> Qwen3VL:
-    directory = settings.model.directory
-    if settings.model.load_format == "random":
+    model, directory = settings.model, settings.model.directory
+    weights: WeightDtype = "fp32" if dtype == torch.float32 else "bf16"
+    fp8_head = ModelConfig.from_dir(directory).text.has_fp8_head(model.fp8_head, ops.name, weights)
+    if model.load_format == "random":
         making = partial(_report, progress, "making random weights")
-        return Qwen3VL.random(directory, device, dtype, ops, making, pixel_table, settings.model.fp8_head)
+        return Qwen3VL.random(directory, device, dtype, ops, making, pixel_table, fp8_head)
     loading = partial(_report, progress, "loading weights")
-    model = settings.model
-    return Qwen3VL.load(directory, device, dtype, ops, loading, pixel_table, model.load_threads, model.fp8_head)
+    return Qwen3VL.load(directory, device, dtype, ops, loading, pixel_table, model.load_threads, fp8_head)
 
 
 def _report(progress: Callable[[Progress], None], stage: str, done: int, total: int) -> None:

@@ -6,7 +6,7 @@ import gc
 import logging
 import math
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Sized
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import TypeVar
@@ -17,6 +17,7 @@ from prism_server.capacity.page_layout import PageLayout
 from prism_server.capacity.plan import most_encoded_tokens, plan_pages
 from prism_server.capacity.units import GIB
 from prism_server.engine.cost_model import Observation
+from prism_server.engine.encoder_graphs import PATCHES, EncoderGraphs, all_spans
 from prism_server.engine.graphs import GraphFamily, capture_within, family_sizes
 from prism_server.engine.memory import MemoryFigures
 from prism_server.engine.progress import OnProgress, Progress
@@ -78,6 +79,7 @@ class DeviceBuilder:
         most_rows = min(settings.engine.max_graph_tokens, settings.engine.max_step_tokens)
         most_sequences, fp8_head = settings.engine.max_running_sequences, model.text.has_fp8_head
         self._sizes = family_sizes(most_rows, most_sequences, fp8_head) if wanted else []
+        self._patches = sorted(PATCHES, reverse=True) if wanted else []
 
     def build(self) -> BuiltDevice:
         """Everything, in the order that the memory needs."""
@@ -120,7 +122,7 @@ class DeviceBuilder:
             if layout.pages_in(num_bytes) < needed:
                 raise StartupError(
                     f"does not fit: a context of {self._longest:,} tokens needs {needed:,} pages, there is room for "
-                    f"{layout.pages_in(num_bytes):,}: {figures.explain()}"
+                    f"{layout.pages_in(num_bytes):,}: {figures.explain()}{self._way_out(num_bytes, needed)}"
                 )
         num_pages = layout.pages_in(num_bytes)
         if num_pages < 1:
@@ -131,6 +133,14 @@ class DeviceBuilder:
         num_bytes = num_pages * layout.page_bytes
         self._on_progress(Progress("allocating pages", num_bytes, num_bytes))
         return num_pages
+
+    def _way_out(self, num_bytes: int, needed_pages: int) -> str:
+        """The end of that refusal: what alone would make it fit."""
+        if not self._model.text.has_fp8_head:
+            return ""
+        num_bytes += self._model.config.shape("").fp8_head_bytes()
+        fits = self._layout.pages_in(num_bytes) >= needed_pages
+        return "; without the LM head's FP8 copy (model.fp8_head off) it fits" if fits else ""
 
     def _context(self, num_pages: int) -> int:
         """The longest context that settings, model and pool all allow."""
@@ -205,30 +215,45 @@ class DeviceBuilder:
         """What all graphs will take: the pool of the largest ones, and the driver's part of each."""
         if not self._sizes:
             return 0
-        largest = self._sizes[:MEASURED_GRAPHS]
-        reserved_bytes, free_bytes = _reserved_bytes(), torch.cuda.mem_get_info(self._device)[0]
-        runner.capture_graphs(largest, lambda done: None)
-        pool_bytes = _reserved_bytes() - reserved_bytes
-        taken_bytes = free_bytes - torch.cuda.mem_get_info(self._device)[0]
+        largest, patches = self._sizes[:MEASURED_GRAPHS], self._patches[:1]
+        language_bytes = self._graph_bytes(lambda: runner.capture_graphs(largest, _unseen), len(self._sizes))
         runner.use_graphs(GraphFamily({}))
-        driver_bytes = max(0, taken_bytes - pool_bytes) // len(largest)
-        return pool_bytes + driver_bytes * len(self._sizes)
+        num_graphs = len(self._patches) * len(all_spans(self._model.config.vision.depth))
+        encoder_bytes = self._graph_bytes(lambda: runner.capture_encoder(patches, _unseen), num_graphs)
+        runner.encoder.graphs = EncoderGraphs()
+        return language_bytes + encoder_bytes
+
+    def _graph_bytes(self, capture: Callable[[], Sized], num_graphs: int) -> int:
+        """Of so many graphs, by those that `capture` captures: all that torch takes, and the driver's part of each."""
+        reserved_bytes, free_bytes = _reserved_bytes(), self._free_bytes()
+        graphs = capture()
+        pool_bytes = _reserved_bytes() - reserved_bytes
+        driver_bytes = max(0, free_bytes - self._free_bytes() - pool_bytes)
+        return pool_bytes + driver_bytes * num_graphs // max(1, len(graphs))
+
+    def _free_bytes(self) -> int:
+        _reserved_bytes()
+        return int(torch.cuda.mem_get_info(self._device)[0])
 
     def _capture(self, runner: Runner, needed_bytes: int) -> GraphFamily:
-        """The whole family, or what of it leaves the needed bytes free."""
+        """The whole family, or what of it leaves the needed bytes free; then the encoder's graphs likewise."""
 
         def capture(sizes: Sequence[StepSize]) -> GraphFamily:
             runner.use_graphs(GraphFamily({}))  # what an earlier try captured
             return runner.capture_graphs(sizes, _Counted(self._on_progress, "capturing graphs", len(sizes)))
 
-        def free_bytes() -> int:
-            _reserved_bytes()
-            return int(torch.cuda.mem_get_info(self._device)[0])
+        def capture_encoder(sizes: Sequence[int]) -> EncoderGraphs:
+            return runner.capture_encoder(sizes, _Counted(self._on_progress, "capturing encoder graphs", len(sizes)))
 
-        graphs = capture_within(self._sizes, capture, free_bytes, needed_bytes)
-        runner.use_graphs(graphs)
+        graphs = capture_within(self._sizes, capture, self._free_bytes, needed_bytes)
         logger.info("graphs: %d of %d step sizes are captured", len(graphs), len(self._sizes))
+        encoder = capture_within(self._patches, capture_encoder, self._free_bytes, needed_bytes, rows_of=int)
+        logger.info("encoder: %d of %d sizes are captured", len(encoder.sizes), len(self._patches))
         return graphs
+
+
+def _unseen(done: int) -> None:
+    """Progress of what is measured only."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from prism_server.engine.encoder_graphs import EncoderGraphs
 from prism_server.engine.packet import Packet, Section
 from prism_server.engine.plan import EncodeWork, MediaRows, StepPlan
 from prism_server.engine.transfers import staged
@@ -45,6 +46,7 @@ class Encoder:
     def __init__(self, model: Qwen3VL) -> None:
         self._model = model
         self._device = model.device
+        self.graphs = EncoderGraphs()
         self.staged: dict[ItemKey, StagedItem] = {}
         self.encoding: dict[ItemKey, VisionState] = {}
         self.features: dict[ItemKey, Features] = {}
@@ -55,7 +57,7 @@ class Encoder:
         self.staged[key] = StagedItem(pixels, patches.stored_grid, patches.runs)
 
     def run(self, plan: StepPlan) -> dict[ItemKey, PrismError]:
-        """Drop what the plan drops, then its encoder work, items at the same blocks as one batch. Returns failures."""
+        """Drop what the plan drops, then its encoder work, items at the same blocks together. Returns failures."""
         for key in plan.drop_features:
             self.features.pop(key, None)
             self.encoding.pop(key, None)
@@ -69,7 +71,8 @@ class Encoder:
                 self.encoding[work.key] = self._begin(work.key)
             batches.setdefault((work.first_block, work.last_block), []).append(work)
         for (first, last), works in batches.items():
-            self._model.vision.advance([self.encoding[work.key] for work in works], last - first)
+            for states, padded in self.graphs.batches([self.encoding[work.key] for work in works]):
+                self._model.vision.advance(states, last - first, padded)
             for work in works:
                 if work.finishes and (error := self._finish(work)) is not None:
                     failed[work.key] = error

@@ -19,6 +19,9 @@ class StepHandle(ABC):
 class Executor(ABC):
     """Executes plans in order. Every method is called by the owner thread only and returns before the work is done."""
 
+    repeats_itself: bool = False
+    """Whether a step takes as long as the same step took before, to some hundred microseconds."""
+
     @abstractmethod
     def stage(self, key: ItemKey, patches: Patches) -> None:
         """Hand over an item's pixels; they stay until a plan finishes encoding them or drops them."""

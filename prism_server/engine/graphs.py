@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from operator import attrgetter
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
 from prism_server.engine.language import StepOutput
 from prism_server.engine.step_inputs import StepSize
+from prism_server.ops.fp8_head import MAX_FASTER_ROWS
 
 logger = logging.getLogger(__name__)
+
+S = TypeVar("S")
+G = TypeVar("G")
 
 DECODES = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
 """Sequences of the graphs for decodes alone. Up to some hundred rows a step's time is that of reading the weights, and
@@ -36,8 +41,10 @@ def family_sizes(max_rows: int, max_sequences: int, fp8_head: bool = False) -> l
     what the copy saves is a small part of their time.
     """
     decodes = [n for n in DECODES if n < max_sequences] + [max_sequences]
-    ways = (False, True) if fp8_head else (False,)
-    sizes = {StepSize(n, n, n, each_row_draws=True, greedy=way) for n in decodes if n <= max_rows for way in ways}
+    sizes = {StepSize(n, n, n, each_row_draws=True) for n in decodes if n <= max_rows}
+    if fp8_head:
+        most = min(max_rows, MAX_FASTER_ROWS)
+        sizes |= {StepSize(n, n, n, each_row_draws=True, greedy=True) for n in decodes if n <= most}
     for rows in [n for n in MIXED_ROWS if n < max_rows] + [max_rows]:
         few = FEW_SEQUENCES if rows <= FEW_ROWS else ()
         for sequences in {min(n, rows, max_sequences) for n in (*few, max_sequences)}:
@@ -88,26 +95,26 @@ class GraphFamily:
 
 
 def capture_within(
-    sizes: Sequence[StepSize],
-    capture: Callable[[Sequence[StepSize]], GraphFamily],
+    sizes: Sequence[S],
+    capture: Callable[[Sequence[S]], G],
     free_bytes: Callable[[], int],
     needed_bytes: int,
-) -> GraphFamily:
+    rows_of: Callable[[S], int] = attrgetter("rows"),
+) -> G:
     """`capture` of as many sizes as leave `needed_bytes` free: while they do not, those of most rows are left out.
 
     Graphs of one pool give its memory back only together, so each try starts afresh.
     """
     left = list(sizes)
-    while left:
-        graphs, most_rows = capture(left), max(size.rows for size in left)
-        free = free_bytes()
-        if free >= needed_bytes:
+    while True:
+        graphs = capture(left)
+        if not left or (free := free_bytes()) >= needed_bytes:
             return graphs
+        most_rows = max(map(rows_of, left))
         text = "no graph for %d rows and more: with it %d bytes are free, %d are needed"
         logger.warning(text, most_rows, free, needed_bytes)
         del graphs
-        left = [size for size in left if size.rows < most_rows]
-    return GraphFamily({})
+        left = [size for size in left if rows_of(size) < most_rows]
 
 
 class CapturedStep:

@@ -16,6 +16,8 @@ from functools import partial
 from prism_server.engine.answers import Answers
 from prism_server.engine.executor import Executor, StepHandle
 from prism_server.engine.messages import CacheChanged, EngineStats, Event, GenerateRequest, RequestFailed
+from prism_server.engine.pacing import Pacing
+from prism_server.engine.plan import StepPlan
 from prism_server.engine.scheduler import Scheduler
 from prism_server.engine.sequence import Sequence as Sample
 from prism_server.errors import BadRequest, EngineFault, PrismError
@@ -73,7 +75,8 @@ class Owner:
         self._depth = depth
         self._inbox: queue.SimpleQueue[Command] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="prism-owner", daemon=True)
-        self._in_flight: deque[StepHandle] = deque()
+        self._in_flight: deque[tuple[StepPlan, StepHandle]] = deque()
+        self._pacing = Pacing()
         self._preparing: dict[ItemKey, Future[Materialised]] = {}
         self._events: list[Event] = []
         self._on_events: Callable[[Sequence[Event]], None] = lambda events: None
@@ -117,10 +120,9 @@ class Owner:
                 plan = self._scheduler.schedule(time.monotonic())
                 self._ask_for_media()
                 if plan is not None:
-                    self._in_flight.append(self._executor.launch(plan))
+                    self._launch(plan)
                 if len(self._in_flight) > (self._depth if plan is not None else 0):
-                    result = self._in_flight.popleft().wait()
-                    self._scheduler.complete(result, time.monotonic())
+                    self._complete_oldest()
                 idle = plan is None and not self._in_flight
                 self._hand_over()
         except Exception as error:
@@ -129,15 +131,39 @@ class Owner:
         else:
             self._die(EngineFault("the engine has been stopped"), is_fault=False)
 
+    def _launch(self, plan: StepPlan) -> None:
+        self._in_flight.append((plan, self._executor.launch(plan)))
+        if self.turn_began_s is not None:
+            self._pacing.launched(time.monotonic() - self.turn_began_s)
+
+    def _complete_oldest(self) -> None:
+        plan, handle = self._in_flight.popleft()
+        asked_s = time.monotonic()
+        result, now_s = handle.wait(), time.monotonic()
+        if self._executor.repeats_itself:
+            following = self._in_flight[0][0] if self._in_flight else None
+            self._pacing.step_over(now_s, now_s - asked_s, plan, result, following)
+        self._scheduler.complete(result, now_s)
+
     def _take_commands(self, wait: bool) -> None:
         """Everything in the inbox; sleeps on it after a turn that found nothing to run."""
-        first = self._sleep() if wait else None
+        if wait:
+            first = self._sleep()
+        else:
+            first = None
+            self._linger()
         self.turn_began_s = time.monotonic()
         if first is not None:
             self._obey(first)
         while not self._inbox.empty():
             self._obey(self._inbox.get())
         self._end_late_requests()
+
+    def _linger(self) -> None:
+        """Obey what comes before the next step must be planned."""
+        while not self._stopping and (left_s := self._pacing.lingers_for_s(time.monotonic())) > 0:
+            with contextlib.suppress(queue.Empty):
+                self._obey(self._inbox.get(timeout=left_s))
 
     def _sleep(self) -> Command | None:
         """The next command; None where a deadline may pass before one comes."""

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from prism_server.engine.device_timer import StepTimer
+from prism_server.engine.encoder_graphs import EncoderGraphs, capture_encoder
 from prism_server.engine.encoding import Encoder
 from prism_server.engine.executor import Executor, StepHandle
 from prism_server.engine.graphs import GraphFamily, capture_family
@@ -126,7 +127,8 @@ class Runner(Executor):
         self.graphs = GraphFamily({})
         self._stream: torch.cuda.Stream | None = None
         self._thread: ThreadPoolExecutor | None = None
-        if self._device.type == "cuda":
+        self.repeats_itself = self._device.type == "cuda"
+        if self.repeats_itself:
             self._stream = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
             torch.cuda.synchronize(self._device)  # weights and pools were made in another stream
         else:
@@ -154,6 +156,7 @@ class Runner(Executor):
             with contextlib.suppress(RuntimeError):  # a device that has failed has nothing to finish
                 self._stream.synchronize()
             self.use_graphs(GraphFamily({}))
+            self.encoder.graphs = EncoderGraphs()
 
     # -- graphs ------------------------------------------------------------------------------------------------------
 
@@ -162,6 +165,13 @@ class Runner(Executor):
         assert self._stream is not None, "only CUDA has graphs"
         self.use_graphs(capture_family(sizes, self.load_empty, self.run_padded, self._stream, on_captured))
         return self.graphs
+
+    def capture_encoder(self, sizes: Sequence[int], on_captured: Callable[[int], None]) -> EncoderGraphs:
+        """The same of the encoder's blocks, by patches."""
+        assert self._stream is not None, "only CUDA has graphs"
+        self.encoder.graphs = EncoderGraphs()  # what an earlier try captured
+        self.encoder.graphs = capture_encoder(self.model.vision, sizes, self._stream, on_captured)
+        return self.encoder.graphs
 
     def use_graphs(self, graphs: GraphFamily) -> None:
         """Steps that fit are padded and replayed; without graphs every step is exact and eager."""

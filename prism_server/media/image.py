@@ -91,6 +91,7 @@ def decode(data: bytes, limits: MediaLimits, param: str) -> Image.Image:
     picture = _open(data, param)
     header = _checked_header(picture, data, limits, param)
     with _reading(param):
+        picture.decodermaxblock = max(picture.decodermaxblock, len(data))  # in one go, without copies of pieces
         picture.load()
         upright = _flattened(picture, data)
         if header.orientation != UPRIGHT:
@@ -175,7 +176,7 @@ def _flattened(picture: Image.Image, data: bytes) -> Image.Image:
     if picture.format == "PNG" and "transparency" in picture.info:
         picture.info["transparency"] = _scaled_key_colour(picture, data[PNG_BIT_DEPTH_AT])
     if not picture.has_transparency_data:
-        return picture.convert("RGB")
+        return picture if picture.mode == "RGB" else picture.convert("RGB")
     rgba = picture if picture.mode == "RGBA" else picture.convert("RGBA")
     flat = Image.new("RGB", rgba.size, "white")
     flat.paste(rgba, mask=rgba.getchannel("A"))

@@ -14,6 +14,7 @@ import numpy.typing as npt
 from PIL import Image
 
 from prism_server.media.item import Patches
+from prism_server.media.pixels import rgb_pixels
 from prism_server.media.processor_config import CHANNELS, ImageProcessorConfig, PixelRange
 from prism_server.media.video_config import VideoProcessorConfig
 
@@ -71,7 +72,7 @@ def clip_patches(
     cut = np.empty(shape, dtype=np.uint8)
     number = -1
     for number, frame in enumerate(frames):
-        across = frame.resize((columns * config.patch_size, frame.height), Image.Resampling.BICUBIC)
+        across = _resized(frame, (columns * config.patch_size, frame.height))
         del frame  # before the next one is decoded
         cut[number // depth, :, :, number % depth] = _cut(across, grid, config.patch_size, config.merge_size)
     if number // depth != runs - 1:
@@ -89,9 +90,14 @@ def clip_patches(
 def _cut(picture: Image.Image, grid: Grid, patch: int, merge: int) -> npt.NDArray[np.uint8]:
     """One picture as uint8 [rows * columns, 3, patch, patch], its merge blocks row by row."""
     _, rows, columns = grid
-    shown = picture.resize((columns * patch, rows * patch), Image.Resampling.BICUBIC)
-    pixels = np.asarray(shown).reshape(rows // merge, merge, patch, columns // merge, merge, patch, CHANNELS)
+    shown = rgb_pixels(_resized(picture, (columns * patch, rows * patch)))
+    pixels = shown.reshape(rows // merge, merge, patch, columns // merge, merge, patch, CHANNELS)
     return np.ascontiguousarray(pixels.transpose(0, 3, 1, 4, 6, 2, 5)).reshape(rows * columns, CHANNELS, patch, patch)
+
+
+def _resized(picture: Image.Image, size: tuple[int, int]) -> Image.Image:
+    """By bicubic filtering; the picture itself where nothing is to be done (Pillow would copy it)."""
+    return picture if picture.size == size else picture.resize(size, Image.Resampling.BICUBIC)
 
 
 def _shared(pixels: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:

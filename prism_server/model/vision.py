@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -11,6 +12,7 @@ from torch.nn import functional as F
 
 from prism_server.model.config import VisionConfig
 from prism_server.model.loader import Tensors
+from prism_server.model.vision_canvas import CanvasWindow, PaddedBlocks, VisionCanvas
 from prism_server.model.vision_grid import Frame, FrameTable
 from prism_server.ops.interface import Ops
 
@@ -20,6 +22,9 @@ EMBEDDED_PATCHES = 8192
 BLOCK_PATCHES = 16_384
 """Patches that run through a block at once, unless a single frame has more: a clip's frames take turns. What a block
 makes of them on the way takes ten times the bytes of the hidden states."""
+
+Attend = Callable[..., Tensor]
+"""Attention of a batch's frames, each to itself: of q, k, v and `scale`, as `Ops.segment_attention`."""
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -57,6 +62,15 @@ class VisionState:
     def num_patches(self) -> int:
         t, h, w = self.grid
         return t * h * w
+
+    @property
+    def num_segments(self) -> int:
+        """Frames, which do not see each other."""
+        return self.grid[0]
+
+    @property
+    def segment_patches(self) -> int:
+        return self.grid[1] * self.grid[2]
 
     @property
     def done(self) -> bool:
@@ -153,6 +167,7 @@ class VisionTower:
             block: Merger.take(tensors, f"{prefix}deepstack_merger_list.{level}.")
             for level, block in enumerate(config.deepstack_blocks)
         }
+        self._level_blocks = [*config.deepstack_blocks, config.depth - 1]  # after which each level is made
 
     @property
     def dtype(self) -> torch.dtype:
@@ -174,9 +189,18 @@ class VisionTower:
             raise ValueError(f"{pixels.shape[0]} patches do not fill a grid of {grid} by {config.merge_size}")
         return VisionState(grid, len(self._blocks), pixels)
 
+    def canvas(self, num_patches: int) -> VisionCanvas:
+        """Buffers for `run_padded`, for up to so many patches."""
+        return VisionCanvas(num_patches, self.config, self.dtype, self._positions.device)
+
     @torch.inference_mode()
-    def advance(self, states: VisionState | Sequence[VisionState], num_blocks: int) -> None:
-        """Run up to `num_blocks` more blocks; several items at the same block go through them as one batch."""
+    def advance(
+        self, states: VisionState | Sequence[VisionState], num_blocks: int, padded: PaddedBlocks | None = None
+    ) -> None:
+        """Run up to `num_blocks` more blocks; several items at the same block go through them as one batch.
+
+        With `padded` they go through its window, into which they fit: see `num_segments` and `num_patches` of states.
+        """
         items = [states] if isinstance(states, VisionState) else list(states)
         if len({state.next_block for state in items}) != 1:
             raise ValueError(f"items at blocks {[state.next_block for state in items]} cannot advance together")
@@ -185,22 +209,69 @@ class VisionTower:
         if first == last:
             return
         frames = [self._frames.get(h, w) for t, h, w in (state.grid for state in items) for _ in range(t)]
+        if padded is None:
+            self._advance_exact(items, frames, first, last)
+        else:
+            self._advance_padded(items, frames, first, last, padded)
+        for state in items:
+            state.next_block = last
+
+    def _advance_exact(self, items: Sequence[VisionState], frames: Sequence[Frame], first: int, last: int) -> None:
         hidden = self._hidden(items, frames)
         cos, sin = torch.cat([frame.cos for frame in frames]), torch.cat([frame.sin for frame in frames])
-        segments = [frame.num_patches for frame in frames]
-        num_patches = [state.num_patches for state in items]
-        num_tokens = [patches // self.config.merge_size**2 for patches in num_patches]
+        groups = [  # of frames: none looks at another
+            (hidden[start:end], cos[start:end], sin[start:end], partial(self._ops.segment_attention, lengths=segments))
+            for start, end, segments in _groups([frame.num_patches for frame in frames])
+        ]
+        num_tokens = self._num_tokens(items)
         for index in range(first, last):
-            hidden = self._advance_all(self._blocks[index], hidden, cos, sin, segments)
+            for group in groups:
+                self._run_block(self._blocks[index], *group)
             if index in self._deepstack_mergers:
                 level = self._deepstack_mergers[index](hidden, self._ops)
                 for state, part in zip(items, _parts(level, num_tokens), strict=True):
                     state.deepstack.append(part)
         ended = last == len(self._blocks)
+        num_patches = [state.num_patches for state in items]
         rows = _parts(self._merger(hidden, self._ops), num_tokens) if ended else _parts(hidden, num_patches)
         for state, part in zip(items, rows, strict=True):
             state.main, state.hidden = (part, None) if ended else (None, part)
-            state.next_block = last
+
+    def _advance_padded(
+        self, items: Sequence[VisionState], frames: Sequence[Frame], first: int, last: int, padded: PaddedBlocks
+    ) -> None:
+        """Into the window, through the blocks, and out of it: an item's new levels as one copy."""
+        window, num_tokens = padded.window, self._num_tokens(items)
+        hidden = window.hidden[: sum(state.num_patches for state in items)]
+        self._hidden(items, frames, hidden)
+        padded.canvas.show(tuple(state.grid for state in items), frames)
+        padded.run(first, last)
+        made = [level for level, block in enumerate(self._level_blocks) if first <= block < last]
+        if made:
+            levels = window.levels[made[0] : made[-1] + 1, : sum(num_tokens)]
+            for state, part in zip(items, _copies(levels, num_tokens, dim=1), strict=True):
+                state.deepstack += part.unbind()
+        if last == len(self._blocks):
+            for state in items:
+                state.main, state.hidden = state.deepstack.pop(), None
+        else:
+            for state, part in zip(items, _copies(hidden, [state.num_patches for state in items]), strict=True):
+                state.hidden = part
+
+    @torch.inference_mode()
+    def run_padded(self, window: CanvasWindow, first: int, last: int) -> None:
+        """Blocks [first, last) of the batch in the window, and the mergers among them, into its levels.
+
+        Reads device memory only, and its launches depend on the window's size alone: what a graph records.
+        """
+        attend = partial(self._ops.packed_attention, starts=window.starts)
+        for index in range(first, last):
+            self._run_block(self._blocks[index], window.hidden, window.cos, window.sin, attend)
+            if index in self._deepstack_mergers:
+                level = window.levels[self._level_blocks.index(index)]
+                level.copy_(self._deepstack_mergers[index](window.hidden, self._ops))
+        if last == len(self._blocks):
+            window.levels[-1].copy_(self._merger(window.hidden, self._ops))
 
     @torch.inference_mode()
     def finish(self, state: VisionState) -> Features:
@@ -209,15 +280,18 @@ class VisionTower:
             raise ValueError(f"finish after {state.next_block} of {state.num_blocks} blocks")
         return Features(state.main, tuple(state.deepstack))
 
-    def _hidden(self, items: Sequence[VisionState], frames: Sequence[Frame]) -> Tensor:
-        """The items' hidden states side by side, [n, hidden]; new items are embedded first."""
+    def _num_tokens(self, items: Sequence[VisionState]) -> list[int]:
+        return [state.num_patches // self.config.merge_size**2 for state in items]
+
+    def _hidden(self, items: Sequence[VisionState], frames: Sequence[Frame], out: Tensor | None = None) -> Tensor:
+        """The items' hidden states side by side, [n, hidden], in `out` or new memory; new items are embedded first."""
         kept = [state.hidden for state in items if state.hidden is not None]
         if kept:
-            return torch.cat(kept)
+            return torch.cat(kept, out=out)
         hidden = self._embed([state.pixels for state in items if state.pixels is not None])
         for state in items:
             state.pixels = None
-        return hidden.add_(torch.cat([frame.places for frame in frames]))
+        return torch.add(hidden, torch.cat([frame.places for frame in frames]), out=out)
 
     def _embed(self, pixels: Sequence[Tensor]) -> Tensor:
         """Patches of several items to [n, hidden], a bounded number at a time."""
@@ -235,24 +309,16 @@ class VisionTower:
         values = values.expand(-1, -1, self.config.temporal_patch_size, -1, -1).flatten(1)
         return self._ops.linear(values, self._patch.weight, self._patch.bias)
 
-    def _advance_all(self, block: Block, hidden: Tensor, cos: Tensor, sin: Tensor, segments: list[int]) -> Tensor:
-        """One block for all frames, in groups where they are many: no frame looks at another. May write in place."""
-        if hidden.shape[0] <= BLOCK_PATCHES:
-            return self._run_block(block, hidden, cos, sin, segments)
-        for start, end, own in _groups(segments):
-            hidden[start:end] = self._run_block(block, hidden[start:end], cos[start:end], sin[start:end], own)
-        return hidden
-
-    def _run_block(self, block: Block, hidden: Tensor, cos: Tensor, sin: Tensor, segments: list[int]) -> Tensor:
+    def _run_block(self, block: Block, hidden: Tensor, cos: Tensor, sin: Tensor, attend: Attend) -> None:
+        """In place."""
         ops, heads = self._ops, self.config.num_heads
         qkv = ops.linear(block.norm1.norm(hidden), block.qkv.weight, block.qkv.bias)
         per_head = qkv.view(hidden.shape[0], 3 * heads, -1)
         rotated, v = ops.rotate(per_head[:, : 2 * heads], cos, sin), per_head[:, 2 * heads :]
-        q, k = rotated[:, :heads], rotated[:, heads:]
-        attended = ops.segment_attention(q, k, v, segments, self.config.head_dim**-0.5).flatten(1)
-        hidden = hidden + ops.linear(attended, block.proj.weight, block.proj.bias)
+        attended = attend(rotated[:, :heads], rotated[:, heads:], v, scale=self.config.head_dim**-0.5).flatten(1)
+        hidden += ops.linear(attended, block.proj.weight, block.proj.bias)
         inner = F.gelu(ops.linear(block.norm2.norm(hidden), block.fc1.weight, block.fc1.bias), approximate="tanh")
-        return hidden + ops.linear(inner, block.fc2.weight, block.fc2.bias)
+        hidden += ops.linear(inner, block.fc2.weight, block.fc2.bias)
 
 
 def _groups(segments: Sequence[int]) -> list[tuple[int, int, list[int]]]:
@@ -270,9 +336,11 @@ def _groups(segments: Sequence[int]) -> list[tuple[int, int, list[int]]]:
 
 def _parts(whole: Tensor, sizes: Sequence[int]) -> Sequence[Tensor]:
     """Rows cut by `sizes`, each with memory of its own: a part that is kept must not keep its neighbours."""
-    if len(sizes) == 1:
-        return [whole]
-    parts: list[Tensor] = torch.split_with_sizes_copy(whole, list(sizes))  # type: ignore[func-returns-value,assignment]
+    return [whole] if len(sizes) == 1 else _copies(whole, sizes)
+
+
+def _copies(whole: Tensor, sizes: Sequence[int], dim: int = 0) -> list[Tensor]:
+    parts: list[Tensor] = torch.split_with_sizes_copy(whole, list(sizes), dim)  # type: ignore[func-returns-value,assignment]
     return parts
 
 

@@ -13,6 +13,9 @@ from torch import Tensor
 from prism_server.ops.fp8_head import Fp8Head
 from prism_server.ops.kv_storage import PagedKV
 
+MAX_SEGMENTS = 128
+"""Of one `Ops.packed_attention`."""
+
 
 @dataclass(frozen=True, eq=False)
 class AttentionBatch:
@@ -170,12 +173,30 @@ class Ops(ABC):
         """
 
     @abstractmethod
-    def paged_attention(self, q: Tensor, kv: PagedKV, layer: int, batch: AttentionBatch, scale: float) -> Tensor:
+    def paged_attention(
+        self,
+        q: Tensor,
+        kv: PagedKV,
+        layer: int,
+        batch: AttentionBatch,
+        scale: float,
+        ahead: Tensor | None = None,
+    ) -> Tensor:
         """Causal attention of this step's rows over the stored K and V, their own included.
 
-        q [T, heads, head_dim] -> [T, heads * head_dim]. Query head h reads KV head h // (heads / kv_heads).
+        q [T, heads, head_dim] -> [T, heads * head_dim]. Query head h reads KV head h // (heads / kv_heads). `ahead`:
+        the weight of the product that follows; a backend may have it brought nearer meanwhile.
         """
 
     @abstractmethod
     def segment_attention(self, q: Tensor, k: Tensor, v: Tensor, lengths: Sequence[int], scale: float) -> Tensor:
         """Full attention inside each of the segments that q, k, v [N, heads, head_dim] consist of; -> that shape."""
+
+    @abstractmethod
+    def packed_attention(self, q: Tensor, k: Tensor, v: Tensor, starts: Tensor, scale: float) -> Tensor:
+        """`segment_attention` by device tensors alone, so that a graph serves every batch of its size.
+
+        starts int32 [S + 1], ascending from 0, S <= MAX_SEGMENTS: segment s is rows [starts[s], starts[s + 1]), or
+        none. Rows from starts[S] on are padding: they are not read, and what comes out of them means nothing. The last
+        two axes of q, k and v are contiguous.
+        """

@@ -112,7 +112,15 @@ class TorchOps(Ops):
         kv.store(layer, k, v, pages, slots)
         return q
 
-    def paged_attention(self, q: Tensor, kv: PagedKV, layer: int, batch: AttentionBatch, scale: float) -> Tensor:
+    def paged_attention(
+        self,
+        q: Tensor,
+        kv: PagedKV,
+        layer: int,
+        batch: AttentionBatch,
+        scale: float,
+        ahead: Tensor | None = None,
+    ) -> Tensor:
         num_rows, heads, head_dim = q.shape
         make = torch.zeros if batch.host_query_starts is None else torch.empty  # rows of padding are in no group
         out = make((num_rows, heads * head_dim), dtype=q.dtype, device=q.device)
@@ -132,6 +140,13 @@ class TorchOps(Ops):
             attended = F.scaled_dot_product_attention(queries, keys, values, scale=scale)
             out[part] = attended[0].transpose(0, 1)
             begin += length
+        return out
+
+    def packed_attention(self, q: Tensor, k: Tensor, v: Tensor, starts: Tensor, scale: float) -> Tensor:
+        lengths = starts.diff().tolist()  # read from the device, which this backend may
+        out = torch.zeros(q.shape, dtype=q.dtype, device=q.device)
+        rows = slice(0, sum(lengths))
+        out[rows] = self.segment_attention(q[rows], k[rows], v[rows], [n for n in lengths if n], scale)
         return out
 
     def _groups(self, batch: AttentionBatch, page_tokens: int) -> list[_Group]:

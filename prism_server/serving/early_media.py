@@ -43,7 +43,7 @@ class EarlyMedia:
         return len(self.taken) == len(self.bytes_of)
 
 
-def take_media_out(body: bytearray, limits: MediaLimits) -> tuple[bytes, EarlyMedia]:
+def take_media_out(body: bytes, limits: MediaLimits) -> tuple[bytes, EarlyMedia]:
     """The JSON with stand-ins for its base64 data URLs, and their bytes. Only the plainest spelling is taken.
 
     What is no valid JSON stays invalid; what is spelled otherwise, or larger than `limits` allow, stays where it is.
@@ -67,7 +67,7 @@ def take_media_out(body: bytearray, limits: MediaLimits) -> tuple[bytes, EarlyMe
     return b"".join(pieces), EarlyMedia(bytes_of)
 
 
-def _decoded(body: bytearray, view: memoryview, start: int, end: int, limits: MediaLimits) -> bytes | None:
+def _decoded(body: bytes, view: memoryview, start: int, end: int, limits: MediaLimits) -> bytes | None:
     """Bytes of the data URL at [start, end); None unless it is plain base64 of a size that is allowed."""
     header = HEADER.match(body, start, end)
     if header is None:

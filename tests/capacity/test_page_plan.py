@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from prism_server.capacity.models import KNOWN_MODELS
+from prism_server.capacity.models import KNOWN_MODELS, Switch
 from prism_server.capacity.plan import PlanRequest, plan_pages, suggestions
 from prism_server.capacity.units import GIB
 from prism_server.errors import StartupError
@@ -51,7 +51,7 @@ def test_the_least_gpu_fits_and_one_byte_less_does_not(memory: int, fraction: fl
 
 
 def test_every_suggestion_makes_the_plan_fit() -> None:
-    request = PlanRequest(EIGHT_B, 27 * GIB, kv_dtype="bf16")
+    request = PlanRequest(EIGHT_B, 28 * GIB, kv_dtype="bf16")
     assert not plan_pages(request).fits
     fp8, context, split, card = suggestions(request)
     assert fp8.startswith("FP8 KV")
@@ -66,16 +66,45 @@ def test_every_suggestion_makes_the_plan_fit() -> None:
 
 
 def test_a_copy_of_the_head_takes_room_from_the_pages_and_leaving_it_out_is_suggested() -> None:
-    """151,936 rows of 4,096 bytes and a scale of 4 bytes: 0.58 GiB."""
+    """151,936 rows of 4,096 bytes and a scale of 4 bytes: 0.58 GiB. A GPU's server has it unless told otherwise."""
     request = PlanRequest(EIGHT_B, 80 * GIB)
-    plain, copied = plan_pages(request), plan_pages(replace(request, fp8_head=True))
+    plain, copied = plan_pages(replace(request, fp8_head="off")), plan_pages(request)
     assert copied.fp8_head_bytes == 151_936 * 4100 == plain.kv_bytes - copied.kv_bytes
-    assert plan_pages(replace(request, fp8_head=True, tensor_parallel=2)).fp8_head_bytes == 151_936 * 2050
+    assert plan_pages(replace(request, fp8_head="on")).num_pages == copied.num_pages
+    assert plan_pages(replace(request, tensor_parallel=2)).fp8_head_bytes == 151_936 * 2050
     assert ("FP8 head" in copied.explain(), "FP8 head" in plain.explain()) == (True, False)
-    tight = replace(request, gpu_memory_bytes=plain.least_gpu_memory_bytes, fp8_head=True)
+
+
+@pytest.mark.parametrize("switch", ["auto", "on"])
+def test_leaving_the_copy_out_is_suggested_where_that_alone_makes_it_fit(switch: Switch) -> None:
+    request = PlanRequest(EIGHT_B, 80 * GIB, fp8_head=switch)
+    least_bytes = plan_pages(replace(request, fp8_head="off")).least_gpu_memory_bytes
+    tight = replace(request, gpu_memory_bytes=least_bytes)
     first, *_ = suggestions(tight)
-    assert first.startswith("no FP8 copy of the head")
-    assert plan_pages(replace(tight, fp8_head=False)).fits
+    without = plan_pages(replace(tight, fp8_head="off"))
+    assert first == f"model.fp8_head off, no FP8 copy of the LM head: {without.num_tokens:,} tokens fit"
+    assert without.fits
+    smaller = replace(tight, gpu_memory_bytes=least_bytes - 1)
+    for useless in (smaller, replace(smaller, fp8_head="off")):
+        assert not any("fp8_head" in suggestion for suggestion in suggestions(useless))
+
+
+def test_changes_that_only_help_together_are_suggested_together() -> None:
+    request = PlanRequest(EIGHT_B, 27 * GIB, kv_dtype="bf16")
+    assert not any(plan_pages(replace(request, **change)).fits for change in ({"kv_dtype": "fp8"}, {"fp8_head": "off"}))
+    first, *others = suggestions(request)
+    both = plan_pages(replace(request, kv_dtype="fp8", fp8_head="off"))
+    assert both.fits
+    assert first == f"FP8 KV and model.fp8_head off: {both.num_tokens:,} tokens fit"
+    assert not any("FP8" in other for other in others)
+
+
+def test_a_head_without_tiles_or_in_fp32_has_no_copy_unless_it_is_asked_for() -> None:
+    odd = replace(EIGHT_B, text=replace(EIGHT_B.text, hidden_size=4112))
+    for request in (PlanRequest(odd, 80 * GIB), PlanRequest(EIGHT_B, 80 * GIB, weight_dtype="fp32")):
+        assert plan_pages(request).fp8_head_bytes == 0
+        assert "FP8 head" not in plan_pages(request).explain()
+        assert plan_pages(replace(request, fp8_head="on")).fp8_head_bytes > 0
 
 
 def test_only_what_helps_is_suggested() -> None:
@@ -104,18 +133,32 @@ def test_the_defaults_are_the_servers_own() -> None:
     plan, server = PlanRequest(EIGHT_B, GIB), ServerSettings()
     assert (plan.kv_dtype, plan.page_tokens) == (server.kv.dtype, server.kv.page_tokens)
     assert plan.memory_fraction == server.kv.memory_fraction
+    assert plan.fp8_head == server.model.fp8_head
     assert plan.max_image_tokens == server.media.max_image_tokens
     assert plan.max_video_tokens == server.media.max_video_tokens
     for name in ("max_context_tokens", "max_step_tokens", "max_running_sequences", "feature_cache_bytes"):
         assert getattr(plan, name) == getattr(server.engine, name)
 
 
-def test_a_servers_copy_of_the_head_is_in_its_plan() -> None:
-    plain, copied = (
-        plan_pages(ServerSettings.model_validate({"model": {"fp8_head": fp8_head}}).plan_request(EIGHT_B, 80 * GIB))
-        for fp8_head in (False, True)
-    )
-    assert plain.kv_bytes - copied.kv_bytes == EIGHT_B.fp8_head_bytes() > 0
+@pytest.mark.parametrize(
+    ("model", "copied"),
+    [
+        ({}, True),
+        ({"device": "cuda", "backend": "triton", "dtype": "bfloat16"}, True),
+        ({"device": "cpu"}, False),
+        ({"backend": "torch"}, False),
+        ({"backend": "flashinfer"}, False),
+        ({"dtype": "float32"}, False),
+        ({"fp8_head": False}, False),
+        ({"backend": "flashinfer", "fp8_head": True}, True),
+        ({"device": "cpu", "fp8_head": "on"}, True),
+    ],
+)
+def test_a_servers_copy_of_the_head_is_in_its_plan(model: dict[str, object], copied: bool) -> None:
+    request = ServerSettings.model_validate({"model": model}).plan_request(EIGHT_B, 80 * GIB)
+    plan = plan_pages(request)
+    assert plan.fp8_head_bytes == (EIGHT_B.fp8_head_bytes() if copied else 0)
+    assert plan.kv_bytes == plan_pages(replace(request, fp8_head="off")).kv_bytes - plan.fp8_head_bytes
 
 
 @pytest.mark.parametrize(

@@ -31,14 +31,22 @@ def test_a_token_costs_a_whole_page(capsys: pytest.CaptureFixture[str]) -> None:
     assert json.loads(capsys.readouterr().out)["tokens"] == 128
 
 
-@pytest.mark.parametrize("extra", [[], ["--fp8-head"]])
-def test_a_plan_as_json_adds_up(capsys: pytest.CaptureFixture[str], extra: list[str]) -> None:
+@pytest.mark.parametrize(
+    ("extra", "copied"),
+    [
+        ([], True),
+        (["--fp8-head", "on", "--weight-dtype", "fp32"], True),
+        (["--fp8-head", "off"], False),
+        (["--weight-dtype", "fp32"], False),
+    ],
+)
+def test_a_plan_as_json_adds_up(capsys: pytest.CaptureFixture[str], extra: list[str], copied: bool) -> None:
     assert main(["--gpu-memory-gib", "141", "--json", *extra]) == 0
     facts = json.loads(capsys.readouterr().out)
     working = ("activation_bytes", "encoder_bytes", "feature_cache_bytes", "graph_bytes")
     terms = ("weight_bytes", "fp8_head_bytes", *working, "kv_bytes")
     assert sum(facts[term] for term in terms) == facts["usable_bytes"]
-    assert facts["fp8_head_bytes"] == (622_937_600 if extra else 0)
+    assert facts["fp8_head_bytes"] == (622_937_600 if copied else 0)
     assert facts["pages"] == facts["kv_bytes"] // facts["page_bytes"]
     assert facts["fits"]
     assert facts["suggestions"] == []
@@ -62,6 +70,7 @@ def test_a_checkpoint_directory_is_read(capsys: pytest.CaptureFixture[str]) -> N
         (["--tokens", "many"], "'many' is not a number"),
         (["--tokens", "0"], "must be at least 1"),
         (["--gpu-memory-gib", "nan"], "'nan' must be"),
+        (["--gpu-memory-gib", "80", "--fp8-head", "maybe"], "invalid choice: 'maybe'"),
         (["--tokens", "1", "--tensor-parallel", "3"], "must divide its 8 KV heads"),
         (["--tokens", "1", "--kv-dtype", "fp4"], "invalid choice: 'fp4'"),
         (["--tokens", "1", "--kv-memory-mib", "4096"], "not allowed with"),

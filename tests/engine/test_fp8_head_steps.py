@@ -34,7 +34,7 @@ OPTIONS: list[dict[str, Any]] = [
 
 @pytest.fixture
 def driver() -> Iterator[Driver]:
-    with running_engine(model__fp8_head=True, engine__max_running_sequences=MAX_SEQUENCES) as driver:
+    with running_engine(model__fp8_head="on", engine__max_running_sequences=MAX_SEQUENCES) as driver:
         yield driver
 
 
@@ -110,7 +110,7 @@ def test_a_step_takes_the_copy_if_none_of_its_rows_asks_for_more(driver: Driver,
         assert ways == (["copy"] if is_plain else ["head"])
 
 
-def test_without_the_option_there_is_no_copy(plain: Driver) -> None:
+def test_a_cpu_has_no_copy_unless_it_is_asked_for(plain: Driver) -> None:
     assert not runner_of(plain).model.text.has_fp8_head
     watch = Watch(runner_of(plain))
     plain.ask(["Hello!"], 6)

@@ -13,7 +13,7 @@ from prism_operator.nodes import NodeFacts, Taint, card_memory_bytes, is_shared
 from prism_operator.plan import KVPlan, plan_kv
 from prism_operator.refused import Refused
 from prism_server.capacity import cli as prism_plan
-from prism_server.capacity.models import KNOWN_MODELS
+from prism_server.capacity.models import KNOWN_MODELS, Switch, WeightDtype
 from prism_server.capacity.plan import PlanRequest, plan_pages
 
 MIB, GIB = 1 << 20, 1 << 30
@@ -95,13 +95,36 @@ def test_settings_of_the_spec_and_overrides_reach_the_sum() -> None:
     assert found.pages == plan_pages(request).num_pages
 
 
-def test_a_copy_of_the_head_is_a_term_of_the_sum() -> None:
-    change = {"engine": {"overrides": {"model": {"fp8_head": True}}}}
-    found, plain = (plan(None, gpu={"memory": "80Gi"}, **more) for more in (change, {}))
-    assert found.pages == plan_pages(PlanRequest(KNOWN_MODELS["8b"], 80 * GIB, fp8_head=True)).num_pages
-    assert found.pages < plain.pages
-    assert "16.33 weights - 0.58 FP8 head - " in found.message
-    assert "FP8 head" not in plain.message
+@pytest.mark.parametrize(
+    ("model", "copied"),
+    [
+        ({}, True),
+        ({"fp8_head": "auto"}, True),
+        ({"fp8_head": True}, True),
+        ({"fp8_head": False}, False),
+        ({"fp8_head": "off"}, False),
+        ({"backend": "flashinfer"}, False),
+        ({"dtype": "float32"}, False),
+    ],
+)
+def test_a_copy_of_the_head_is_a_term_of_the_sum(model: dict[str, Any], copied: bool) -> None:
+    spec = deployment(merged(HUB, {"gpu": {"memory": "80Gi"}, "engine": {"overrides": {"model": model}}})).spec
+    found, settings = plan_kv(spec, None), settings_of(spec)
+    weights: WeightDtype = "fp32" if settings.model.dtype == "float32" else "bf16"
+    switch: Switch = "on" if copied else "off"
+    paper = PlanRequest(KNOWN_MODELS["8b"], 80 * GIB, fp8_head=switch, weight_dtype=weights)
+    assert found.pages == plan_pages(paper).num_pages
+    assert ("weights - 0.58 FP8 head - " in found.message) == copied
+    assert ("FP8 head" in found.message) == copied
+
+
+def test_a_card_that_only_the_heads_copy_is_too_large_for_is_refused_with_the_way_out() -> None:
+    least = plan_pages(PlanRequest(KNOWN_MODELS["8b"], GIB, fp8_head="off")).least_gpu_memory_bytes
+    card = {"memory": str(least)}
+    refused = plan(None, gpu=card)
+    assert (refused.reason, refused.feasible) == ("DoesNotFit", False)
+    assert refused.suggestion.startswith("model.fp8_head off")
+    assert plan(None, gpu=card, engine={"overrides": {"model": {"fp8_head": "off"}}}).feasible
 
 
 @pytest.mark.parametrize(
@@ -329,7 +352,7 @@ def test_on_the_cpu_the_host_decides_unless_pages_or_memory_are_given() -> None:
     assert plan(None, DEMO).pages is None
     assert plan(None, DEMO, kv={"pages": 64}).pages == 64
     beside = plan([node(memory_mib=81559)], DEMO, gpu={"memory": "32Gi"})
-    assert beside.pages == plan_pages(PlanRequest(KNOWN_MODELS["demo"], 32 * GIB)).num_pages
+    assert beside.pages == plan_pages(PlanRequest(KNOWN_MODELS["demo"], 32 * GIB, fp8_head="off")).num_pages
 
 
 def test_settings_that_no_engine_starts_with_are_refused() -> None:

@@ -107,13 +107,15 @@ def test_unpacked_pages_in_one_go_or_in_several_and_contexts_too_long_for_them(
     monkeypatch.setattr("prism_server.ops.triton.attention.WORKSPACE_BYTES", workspace_bytes)
     monkeypatch.setattr(unpack_pages, "run", counted := Counted(unpack_pages.run))
     tiles = replace(TINY, some=replace(TINY.some, block_rows=64, unpacked=True))
-    case = make_case([(10, 13), (1, 70), (12, 45), (9, 16), (5, 12)], HEADS, "fp8", 16, seed=7, device=DEVICE)
+    case = make_case([(10, 13), (1, 70), (12, 45), (9, 16), (11, 14)], HEADS, "fp8", 16, seed=7, device=DEVICE)
     attend = attention(case, tiles=tiles)
     out = attend(case.q, case.kv, LAYER, case.batch, case.scale)
     case.check(out)
     assert (counted.calls == 1) == (workspace_bytes > 19_200)
     q = torch.cat((case.q, torch.full_like(case.q[:5], torch.nan)))
+    counted.calls = 0
     assert torch.equal(attend(q, case.kv, LAYER, padded(case.batch, len(q), 8), case.scale)[: len(out)], out)
+    assert counted.calls == 1, "a graph has room for the launches of one go"
 
 
 def test_what_was_not_reserved_and_odd_shapes_are_refused() -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from triton_interpreter import DEVICE  # isort: skip  (decides how Triton is imported)
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import Tensor
@@ -12,6 +14,7 @@ from prism_server.ops import Fp8Head
 from prism_server.ops.torch_ops import TorchOps
 from prism_server.ops.triton import candidates
 from prism_server.ops.triton.linear_configs import ROW_BUCKETS, ProductConfig
+from prism_server.ops.triton.ops import TritonOps
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # NaN and infinity, in NumPy
 EPS = 1e-6
@@ -135,6 +138,16 @@ def test_the_operator_takes_the_cuts_for_serving() -> None:
     x, norm, weight = normal(2, DEPTH, seed=1), normal(DEPTH, seed=2), normal(320, DEPTH, seed=3)
     assert_best(candidates.norm_best(x, norm, EPS, Fp8Head.of(weight)).tolist(), x, norm, weight)
     assert set(candidates.CONFIGS) == set(ROW_BUCKETS)
+
+
+def test_rows_of_which_the_copy_would_be_slower_take_the_head_itself() -> None:
+    ops, weight = TritonOps(), normal(VOCAB, DEPTH, seed=1)
+    blind = Fp8Head.of(weight)
+    blind = replace(blind, pairs=torch.zeros_like(blind.pairs))  # by which no token is found
+    x = normal(65, DEPTH, seed=2)
+    expected = ops.argmax(ops.norm_logits(x, ones(), EPS, weight))
+    assert torch.equal(ops.norm_best(x, ones(), EPS, blind), expected)
+    assert not torch.equal(ops.norm_best(x[:-1], ones(), EPS, blind), expected[:-1])
 
 
 def test_plain_torch_names_the_heads_best_tokens_too() -> None:

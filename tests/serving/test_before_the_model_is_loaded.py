@@ -14,7 +14,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from prism_server.http.logs import REQUEST_ID
 from prism_server.serving.app import admin_app, api_app
-from prism_server.serving.exchange import Exchange
+from prism_server.serving.exchange import Body, Exchange
 from prism_server.serving.services import Services
 from prism_server.settings import EngineSettings, HTTPSettings, ServerLogSettings, ServerSettings
 
@@ -190,7 +190,7 @@ def test_a_refused_key_is_in_the_log_and_the_lines_can_be_turned_off(
 def test_work_in_a_thread_is_still_about_its_request() -> None:
     async def ask() -> str:
         REQUEST_ID.set("mine-2")
-        exchange = Exchange(services(), None, bytearray(), {}, None, None)  # type: ignore[arg-type]
+        exchange = Exchange(services(), None, Body(), {}, None, None)  # type: ignore[arg-type]
         return await exchange.in_worker(REQUEST_ID.get)
 
     assert asyncio.run(ask()) == "mine-2"

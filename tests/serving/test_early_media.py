@@ -23,7 +23,7 @@ def url_of(data: bytes, header: str = "data:image/png;base64,") -> str:
 
 
 def taken_out(body: str | bytes, limits: MediaLimits = LIMITS) -> tuple[bytes, EarlyMedia]:
-    return take_media_out(bytearray(body.encode() if isinstance(body, str) else body), limits)
+    return take_media_out(body.encode() if isinstance(body, str) else body, limits)
 
 
 def put_back(value: Any, early: EarlyMedia) -> Any:

@@ -47,8 +47,10 @@ class Kernel:
 
 
 def compiled(source: Path, architecture: str) -> bytes:
-    """The machine code of a source file for `architecture` (`sm_90`); needs no GPU."""
-    program = _checked(nvrtc.nvrtcCreateProgram(source.read_bytes(), source.name.encode(), 0, [], []))
+    """The machine code of a source file for `architecture` (`sm_90`); headers beside it are found. Needs no GPU."""
+    headers = sorted(source.parent.glob("*.cuh"))
+    texts, names = [header.read_bytes() for header in headers], [header.name.encode() for header in headers]
+    program = _checked(nvrtc.nvrtcCreateProgram(source.read_bytes(), source.name.encode(), len(names), texts, names))
     options = [f"--gpu-architecture={architecture}".encode(), b"-default-device"]
     (status,) = nvrtc.nvrtcCompileProgram(program, len(options), options)
     if status != nvrtc.nvrtcResult.NVRTC_SUCCESS:

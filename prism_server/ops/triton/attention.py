@@ -84,7 +84,15 @@ class PagedAttention:
         native = self._workspace.sums.is_cuda
         self._num_sms = torch.cuda.get_device_properties(device).multi_processor_count if native else 0
 
-    def __call__(self, q: Tensor, kv: PagedKV, layer: int, batch: AttentionBatch, scale: float) -> Tensor:
+    def __call__(
+        self,
+        q: Tensor,
+        kv: PagedKV,
+        layer: int,
+        batch: AttentionBatch,
+        scale: float,
+        ahead: Tensor | None = None,
+    ) -> Tensor:
         """q [T, heads, head_dim], contiguous -> [T, heads * head_dim]; rows of no sequence mean nothing."""
         if self._workspace is None or not q.is_contiguous():
             raise ValueError("paged attention needs reserve() first, and contiguous queries")
@@ -99,7 +107,7 @@ class PagedAttention:
         if (decode := self._decode_for(q, kv)) is not None:
             least = 2
             if batch.host_query_starts is None or 1 in batch.host_query_rows:
-                decode(q, kv, layer, batch, scale, out)
+                decode(q, kv, layer, batch, scale, out, ahead)
         tiles = self._tiles[kv.layout.kv_dtype]
         few = tiles.few.block_rows * kv.layout.num_kv_heads // q.shape[1]
         for tile, fewest, most in (
@@ -121,7 +129,7 @@ class PagedAttention:
         if not serves(kv.layout, q.shape[1], q.device):
             return None
         if self._decode is None:
-            self._decode = DecodeAttention(kv.layout.num_kv_heads, q.device)
+            self._decode = DecodeAttention(q.shape[1], kv.layout.num_kv_heads, q.device)
         return self._decode
 
     def _smallest_tile(self) -> list[int]:

@@ -149,10 +149,13 @@ class Launch:
             return
         halves, scales = self.workspace.unpacked(self.kv.layout)
         unpacked = _Pool(halves, scales, 0, halves.shape[1], unpacked=True)
-        most = 3 * unpacked.num_pages // 4
-        window = unpacked.num_pages - most
         pages = self.rows.pages(self.kv.layout.page_tokens, self.batch.block_tables.shape[1])
-        last_begin = sum(count for count in pages[:-1] if count <= most or self.rows.contexts is None)
+        if self.rows.contexts is None:  # all at once: further launches would be there in every replay of a graph
+            most, last_begin = unpacked.num_pages // len(pages), 0
+        else:
+            most = 3 * unpacked.num_pages // 4
+            last_begin = sum(count for count in pages[:-1] if count <= most)
+        window = unpacked.num_pages - most + 1  # a sequence that begins in it has room
         for begin in range(0, last_begin + 1, window):
             taken = _Pages(0, most, begin, window)
             self._unpack(unpacked, taken)

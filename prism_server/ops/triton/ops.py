@@ -9,7 +9,7 @@ import triton
 from torch import Tensor
 from torch.nn import functional as F
 
-from prism_server.ops.fp8_head import Fp8Head
+from prism_server.ops.fp8_head import MAX_FASTER_ROWS, Fp8Head
 from prism_server.ops.interface import AttentionBatch, Ops
 from prism_server.ops.kv_storage import PagedKV
 from prism_server.ops.triton import candidates, linear, rope_store, segments, select
@@ -64,7 +64,7 @@ class TritonOps(Ops):
         return select.argmax(logits)
 
     def norm_best(self, x: Tensor, norm: Tensor, eps: float, head: Fp8Head) -> Tensor:
-        if linear.is_skinny(x.shape[0], x.dtype):
+        if linear.is_skinny(x.shape[0], x.dtype) and x.shape[0] <= MAX_FASTER_ROWS:
             return candidates.norm_best(x, norm, eps, head)
         return self.argmax(self.norm_logits(x, norm, eps, head.weight))
 
@@ -91,11 +91,22 @@ class TritonOps(Ops):
     ) -> Tensor:
         return rope_store.qk_norm_rope_store(qkv, q_norm, k_norm, eps, cos, sin, kv, layer, batch)
 
-    def paged_attention(self, q: Tensor, kv: PagedKV, layer: int, batch: AttentionBatch, scale: float) -> Tensor:
-        return self._attention_for(q, kv, batch)(q, kv, layer, batch, scale)
+    def paged_attention(
+        self,
+        q: Tensor,
+        kv: PagedKV,
+        layer: int,
+        batch: AttentionBatch,
+        scale: float,
+        ahead: Tensor | None = None,
+    ) -> Tensor:
+        return self._attention_for(q, kv, batch)(q, kv, layer, batch, scale, ahead)
 
     def segment_attention(self, q: Tensor, k: Tensor, v: Tensor, lengths: Sequence[int], scale: float) -> Tensor:
         return segments.segment_attention(q, k, v, lengths, scale)
+
+    def packed_attention(self, q: Tensor, k: Tensor, v: Tensor, starts: Tensor, scale: float) -> Tensor:
+        return segments.packed_attention(q, k, v, starts, scale)
 
     def _attention_for(self, q: Tensor, kv: PagedKV, batch: AttentionBatch) -> PagedAttention:
         """With the reserved workspace; without a reserve, with one that has grown to what has been asked for."""
