@@ -264,7 +264,7 @@ class VisionTower:
 
         Reads device memory only, and its launches depend on the window's size alone: what a graph records.
         """
-        attend = partial(self._ops.packed_attention, starts=window.starts)
+        attend = partial(self._ops.packed_attention, tiles=window.tiles)
         for index in range(first, last):
             self._run_block(self._blocks[index], window.hidden, window.cos, window.sin, attend)
             if index in self._deepstack_mergers:

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from itertools import accumulate
 
 import torch
 from torch import Tensor
 
 from prism_server.model.config import VisionConfig
 from prism_server.model.vision_grid import Frame
-from prism_server.ops.interface import MAX_SEGMENTS
+from prism_server.ops.interface import SEGMENT_TILE_ROWS, segment_tiles
 
 LEAST_SEGMENTS = 8
 """Of a small window; larger ones have room for a frame of 128 patches after the other. Room costs programs."""
 PATCHES_PER_SEGMENT = 128
+MAX_SEGMENTS = 128
 
 Grid = tuple[int, int, int]
 """An item's frames, and the height and width of each in patches."""
@@ -30,8 +30,8 @@ class CanvasWindow:
     cos: Tensor = field(repr=False)
     """float32 [n, head_dim / 2]"""
     sin: Tensor = field(repr=False)
-    starts: Tensor = field(repr=False)
-    """int32 [S + 1], as in `Ops.packed_attention`."""
+    tiles: Tensor = field(repr=False)
+    """int32 [T, 3], as in `Ops.packed_attention`."""
     levels: Tensor = field(repr=False)
     """[levels, n / merge^2, out_hidden]: what the mergers make, by their blocks' order, the main features last."""
 
@@ -41,7 +41,8 @@ class CanvasWindow:
 
     @property
     def max_segments(self) -> int:
-        return self.starts.shape[0] - 1
+        """Frames: each may leave the last of its tiles unfilled."""
+        return self.tiles.shape[0] - self.num_patches // SEGMENT_TILE_ROWS
 
 
 class VisionCanvas:
@@ -54,7 +55,8 @@ class VisionCanvas:
         levels = 1 + len(config.deepstack_blocks)
         self._hidden = torch.zeros((num_patches, config.hidden_size), dtype=dtype, device=device)
         self._angles = torch.zeros((2, num_patches, config.head_dim // 2), dtype=torch.float32, device=device)
-        self._starts = torch.zeros(MAX_SEGMENTS + 1, dtype=torch.int32, device=device)
+        most_tiles = num_patches // SEGMENT_TILE_ROWS + MAX_SEGMENTS
+        self._tiles = torch.zeros((most_tiles, 3), dtype=torch.int32, device=device)
         shape = (levels, num_patches // self._merged, config.out_hidden_size)
         self._levels = torch.zeros(shape, dtype=dtype, device=device)
         self._shown: tuple[Grid, ...] = ()
@@ -67,7 +69,7 @@ class VisionCanvas:
             self._hidden[:num_patches],
             cos,
             sin,
-            self._starts[: segments + 1],
+            self._tiles[: num_patches // SEGMENT_TILE_ROWS + segments],
             self._levels[:, : num_patches // self._merged],
         )
 
@@ -81,11 +83,11 @@ class VisionCanvas:
         num_patches = sum(frame.num_patches for frame in frames)
         torch.cat([frame.cos for frame in frames], out=self._angles[0, :num_patches])
         torch.cat([frame.sin for frame in frames], out=self._angles[1, :num_patches])
-        ends = list(accumulate((frame.num_patches for frame in frames), initial=0))
-        ends += [num_patches] * (MAX_SEGMENTS + 1 - len(ends))
+        rows = segment_tiles([frame.num_patches for frame in frames])
+        rows += [(0, 0, 0)] * (self._tiles.shape[0] - len(rows))
         # From pinned memory: a plain copy would wait until the device has done all its work.
-        starts = torch.tensor(ends, dtype=torch.int32, pin_memory=self._starts.is_cuda)
-        self._starts.copy_(starts, non_blocking=True)
+        tiles = torch.tensor(rows, dtype=torch.int32, pin_memory=self._tiles.is_cuda)
+        self._tiles.copy_(tiles, non_blocking=True)
         self._shown = grids
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
+from itertools import accumulate, pairwise
 
 import torch
 from torch import Tensor
@@ -13,8 +13,18 @@ from torch import Tensor
 from prism_server.ops.fp8_head import Fp8Head
 from prism_server.ops.kv_storage import PagedKV
 
-MAX_SEGMENTS = 128
-"""Of one `Ops.packed_attention`."""
+SEGMENT_TILE_ROWS = 128
+"""Of one tile of `Ops.packed_attention`."""
+
+
+def segment_tiles(lengths: Sequence[int]) -> list[tuple[int, int, int]]:
+    """The tiles of segments side by side: each one's first row, and the rows where its segment begins and ends."""
+    ends = list(accumulate(lengths))
+    return [
+        (first, end - length, end)
+        for length, end in zip(lengths, ends, strict=True)
+        for first in range(end - length, end, SEGMENT_TILE_ROWS)
+    ]
 
 
 @dataclass(frozen=True, eq=False)
@@ -193,10 +203,9 @@ class Ops(ABC):
         """Full attention inside each of the segments that q, k, v [N, heads, head_dim] consist of; -> that shape."""
 
     @abstractmethod
-    def packed_attention(self, q: Tensor, k: Tensor, v: Tensor, starts: Tensor, scale: float) -> Tensor:
+    def packed_attention(self, q: Tensor, k: Tensor, v: Tensor, tiles: Tensor, scale: float) -> Tensor:
         """`segment_attention` by device tensors alone, so that a graph serves every batch of its size.
 
-        starts int32 [S + 1], ascending from 0, S <= MAX_SEGMENTS: segment s is rows [starts[s], starts[s + 1]), or
-        none. Rows from starts[S] on are padding: they are not read, and what comes out of them means nothing. The last
-        two axes of q, k and v are contiguous.
+        tiles int32 [T, 3], those of `segment_tiles` and then any number of zeros. Rows of no segment are padding: they
+        are not read, and what comes out of them means nothing. The last two axes of q, k and v are contiguous.
         """

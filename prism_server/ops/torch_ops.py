@@ -142,11 +142,12 @@ class TorchOps(Ops):
             begin += length
         return out
 
-    def packed_attention(self, q: Tensor, k: Tensor, v: Tensor, starts: Tensor, scale: float) -> Tensor:
-        lengths = starts.diff().tolist()  # read from the device, which this backend may
+    def packed_attention(self, q: Tensor, k: Tensor, v: Tensor, tiles: Tensor, scale: float) -> Tensor:
         out = torch.zeros(q.shape, dtype=q.dtype, device=q.device)
-        rows = slice(0, sum(lengths))
-        out[rows] = self.segment_attention(q[rows], k[rows], v[rows], [n for n in lengths if n], scale)
+        segments = {(begin, end) for _, begin, end in tiles.tolist() if end > begin}  # from the device: this one may
+        for begin, end in segments:
+            rows = slice(begin, end)
+            out[rows] = self.segment_attention(q[rows], k[rows], v[rows], [end - begin], scale)
         return out
 
     def _groups(self, batch: AttentionBatch, page_tokens: int) -> list[_Group]:

@@ -8,6 +8,7 @@ import triton
 from torch import Tensor
 
 from prism_server.ops import Ops, make_ops
+from prism_server.ops.interface import segment_tiles
 from prism_server.ops.torch_ops import TorchOps
 
 pytestmark = [
@@ -29,9 +30,10 @@ def inputs(num_rows: int, head_dim: int, dtype: torch.dtype = torch.bfloat16) ->
     return rotated[:, :HEADS], rotated[:, HEADS:], qkv[:, 2 * HEADS :]
 
 
-def starts_of(lengths: list[int], room: int) -> Tensor:
-    lengths = lengths + [0] * (room - len(lengths))
-    return torch.tensor([0, *lengths], device="cuda").cumsum(0).int()
+def tiles_of(lengths: list[int], room: int) -> Tensor:
+    """With room for so many tiles."""
+    tiles = segment_tiles(lengths)
+    return torch.tensor(tiles + [(0, 0, 0)] * (room - len(tiles)), dtype=torch.int32, device="cuda")
 
 
 def relative_error(got: Tensor, expected: Tensor) -> float:
@@ -48,8 +50,8 @@ def test_segments_attend_to_themselves_alone_beside_padding(
     q, k, v = inputs(num_rows + 200, head_dim, dtype)
     for x in (q, k, v):
         x[num_rows:] = torch.nan
-    starts, scale = starts_of(lengths, room=128), head_dim**-0.5
-    got = ops.packed_attention(q, k, v, starts, scale)[:num_rows]
+    tiles, scale = tiles_of(lengths, room=128), head_dim**-0.5
+    got = ops.packed_attention(q, k, v, tiles, scale)[:num_rows]
     exact = [x[:num_rows].float() for x in (q, k, v)]
     expected = TorchOps().segment_attention(*exact, lengths, scale)
     assert relative_error(got, expected) < (1e-3 if dtype == torch.float32 else 1e-2)
@@ -57,11 +59,11 @@ def test_segments_attend_to_themselves_alone_beside_padding(
 
 def test_nothing_of_a_segment_reaches_another_whatever_is_in_it(ops: Ops) -> None:
     q, k, v = inputs(1000, 72)
-    starts = starts_of([333, 300, 367], room=8)
-    expected = ops.packed_attention(q, k, v, starts, 0.1)
+    tiles = tiles_of([333, 300, 367], room=8)
+    expected = ops.packed_attention(q, k, v, tiles, 0.1)
     for x in (q, k, v):
         x[333:633] = torch.nan
-    got = ops.packed_attention(q, k, v, starts, 0.1)
+    got = ops.packed_attention(q, k, v, tiles, 0.1)
     for rows in (slice(0, 333), slice(633, 1000)):
         assert torch.equal(got[rows], expected[rows])
 
@@ -72,22 +74,22 @@ def test_rows_are_found_beyond_two_to_the_31_elements(ops: Ops) -> None:
     qkv[far:] = torch.randn((500, 3 * HEADS, 72), device="cuda")
     assert qkv[far:].storage_offset() > 2**31
     q, k, v = qkv.split(HEADS, dim=1)
-    starts = starts_of(lengths, room=2) + far
-    got = ops.packed_attention(q, k, v, starts, 0.1)[far:]
+    tiles = tiles_of(lengths, room=5) + far
+    got = ops.packed_attention(q, k, v, tiles, 0.1)[far:]
     expected = TorchOps().segment_attention(q[far:].float(), k[far:].float(), v[far:].float(), lengths, 0.1)
     assert relative_error(got, expected) < 1e-2
 
 
 def test_a_captured_kernel_follows_its_segments(ops: Ops) -> None:
     q, k, v = inputs(512, 72)
-    starts = starts_of([512], room=8)
-    ops.packed_attention(q, k, v, starts, 0.1)
+    tiles = tiles_of([512], room=8)
+    ops.packed_attention(q, k, v, tiles, 0.1)
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        out = ops.packed_attention(q, k, v, starts, 0.1)
+        out = ops.packed_attention(q, k, v, tiles, 0.1)
     for lengths in ([100, 412], [64] * 8, [500]):
-        starts.copy_(starts_of(lengths, room=8))
+        tiles.copy_(tiles_of(lengths, room=8))
         graph.replay()
         rows = slice(0, sum(lengths))
         expected = TorchOps().segment_attention(q[rows].float(), k[rows].float(), v[rows].float(), lengths, 0.1)
@@ -96,7 +98,7 @@ def test_a_captured_kernel_follows_its_segments(ops: Ops) -> None:
 
 def test_a_new_length_or_number_of_segments_compiles_nothing(ops: Ops, monkeypatch: pytest.MonkeyPatch) -> None:
     def run(num_rows: int, room: int) -> None:
-        ops.packed_attention(*inputs(num_rows, 72), starts_of([num_rows], room), 0.1)
+        ops.packed_attention(*inputs(num_rows, 72), tiles_of([num_rows], room), 0.1)
 
     run(256, 8)
     compiled: list[object] = []

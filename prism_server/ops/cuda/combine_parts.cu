@@ -86,7 +86,7 @@ combine_parts(const int* __restrict__ query_starts, const int* __restrict__ cont
       float2 stats[AT_ONCE];
 #pragma unroll
       for (int i = 0; i < AT_ONCE; i++) {
-        const float* from = left + (i64)(found[min(base + i, results - 1)] & WHERE) * (share * (DIM + 2));
+        const float* from = left + (i64)(found[min(base + i, results - 1)] & WHERE) * result_floats(share);
         values[i] = __ldcg((const float4*)(from + r * DIM + 4 * lane));
         stats[i] = __ldcg((const float2*)(from + share * DIM + 2 * r));
       }

@@ -135,7 +135,7 @@ decode_attention(const u16* __restrict__ q,           // bf16 [rows, heads, DIM]
                  const int* __restrict__ tables,       // [holders, table_stride]
                  const int* __restrict__ table_rows,   // [sequences]
                  u16* out,                             // bf16 [rows, heads, DIM]
-                 float* left,                          // [workers, SLOTS, share, DIM + 2], a worker a warp
+                 float* left,                          // [workers, SLOTS, result_floats], a worker a warp
                  const char* ahead,                    // weights of the product that follows
                  i64 ahead_bytes, i64 num_pages, i64 table_stride, int sequences, int heads, int kv_heads, int least,
                  int pace, float scale) {
@@ -229,8 +229,8 @@ decode_attention(const u16* __restrict__ q,           // bf16 [rows, heads, DIM]
   float factor = 0.f;
   bool from_start = false;  // whether the range has this sequence from its beginning on
   int first_part = 0, slot = 0, next_left = LEFT_FIRST;
-  float* own = left + (i64)worker * SLOTS * (share * (DIM + 2));
-  auto leave = [&](const Result& result, int where) { result.leave(own + where * (share * (DIM + 2)), share, g, t); };
+  float* own = left + (i64)worker * SLOTS * result_floats(share);
+  auto leave = [&](const Result& result, int where) { result.leave(own + where * result_floats(share), share, g, t); };
   u32 parity = 0;
   while (more) {
     const Step& at = walk.step;

@@ -20,7 +20,6 @@ WARPS, STAGES = 4, 3
 MAX_SHARE, MAX_SEQUENCES = 8, 256
 STAGE_BYTES = 2 * (64 * 128 + 64 * 4) + MAX_SHARE * 128 * 2
 SLOTS = 37
-RESULT_FLOATS = 128 + 2
 ARGUMENTS = (*[POINTER] * 10, *[ctypes.c_int64] * 3, *[ctypes.c_int] * 5, ctypes.c_float)
 COMBINE_ARGUMENTS = (*[POINTER] * 4, *[ctypes.c_int] * 5)
 MAX_AHEAD_BYTES = 40 << 20
@@ -54,7 +53,8 @@ class DecodeAttention:
         self._kernel = Kernel(SOURCE, "decode_attention", ARGUMENTS, WARPS * STAGES * STAGE_BYTES)
         self._combine = Kernel(COMBINE_SOURCE, "combine_parts", COMBINE_ARGUMENTS, 0)
         self._blocks = torch.cuda.get_device_properties(device).multi_processor_count
-        floats = self._blocks * WARPS * SLOTS * (heads // kv_heads) * RESULT_FLOATS
+        result_floats = -(-(heads // kv_heads) * (128 + 2) // 4) * 4
+        floats = self._blocks * WARPS * SLOTS * result_floats
         self._left = torch.empty(floats, dtype=torch.float32, device=device)
 
     def __call__(

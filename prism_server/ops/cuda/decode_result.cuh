@@ -7,6 +7,8 @@ typedef long long i64;
 constexpr int DIM = 128, WARPS = 4;  // of a head; of a block
 constexpr float NEVER = -1e30f;
 
+__device__ __forceinline__ int result_floats(int share) { return (share * (DIM + 2) + 3) & ~3; }  // float4 may be read
+
 __device__ __forceinline__ u32 narrow2(float low, float high) {
   u32 pair;
   asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));

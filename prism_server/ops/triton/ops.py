@@ -105,8 +105,8 @@ class TritonOps(Ops):
     def segment_attention(self, q: Tensor, k: Tensor, v: Tensor, lengths: Sequence[int], scale: float) -> Tensor:
         return segments.segment_attention(q, k, v, lengths, scale)
 
-    def packed_attention(self, q: Tensor, k: Tensor, v: Tensor, starts: Tensor, scale: float) -> Tensor:
-        return segments.packed_attention(q, k, v, starts, scale)
+    def packed_attention(self, q: Tensor, k: Tensor, v: Tensor, tiles: Tensor, scale: float) -> Tensor:
+        return segments.packed_attention(q, k, v, tiles, scale)
 
     def _attention_for(self, q: Tensor, kv: PagedKV, batch: AttentionBatch) -> PagedAttention:
         """With the reserved workspace; without a reserve, with one that has grown to what has been asked for."""

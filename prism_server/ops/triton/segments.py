@@ -12,12 +12,11 @@ import triton
 from torch import Tensor
 from torch.nn import functional as F
 
-from prism_server.ops.interface import MAX_SEGMENTS
+from prism_server.ops.interface import SEGMENT_TILE_ROWS
 from prism_server.ops.triton.kernels.segments import attend_segments
 from prism_server.ops.triton.launch import overlapped
 
 BLOCK_ROWS, BLOCK_KEYS = 128, 64
-"""Of half-precision numbers: two programs of 128 registers a thread on an H200's multiprocessor."""
 WIDE_BLOCK = 32
 """Rows and keys of float32 numbers, which take more registers and nobody's time but tests'."""
 
@@ -32,37 +31,31 @@ def segment_attention(q: Tensor, k: Tensor, v: Tensor, lengths: Sequence[int], s
     return out
 
 
-def packed_attention(q: Tensor, k: Tensor, v: Tensor, starts: Tensor, scale: float) -> Tensor:
-    """`Ops.packed_attention` in one kernel, whose grid depends on the sizes of q and starts only."""
-    num_rows, heads, head_dim = q.shape
-    num_segments = starts.shape[0] - 1
-    if num_segments > MAX_SEGMENTS:
-        raise ValueError(f"room for {num_segments} segments, of at most {MAX_SEGMENTS}")
+def packed_attention(q: Tensor, k: Tensor, v: Tensor, tiles: Tensor, scale: float) -> Tensor:
+    """`Ops.packed_attention` in one kernel, whose grid depends on the size of tiles only."""
+    _, heads, head_dim = q.shape
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
-    first = max(16, 1 << head_dim.bit_length() - 1)
-    rest = max(16, triton.next_power_of_2(head_dim - first)) if head_dim > first else 0
     wide = q.dtype == torch.float32
     block_rows, block_keys = (WIDE_BLOCK, WIDE_BLOCK) if wide else (BLOCK_ROWS, BLOCK_KEYS)
-    attend_segments[num_rows // block_rows + num_segments, heads](
+    programs = SEGMENT_TILE_ROWS // block_rows
+    attend_segments[tiles.shape[0] * programs, heads](
         q,
         k,
         v,
-        starts,
+        tiles,
         out,
-        num_segments,
         q.stride(0),
         k.stride(0),
         v.stride(0),
         scale,
         HEADS=heads,
         HEAD_DIM=head_dim,
-        FIRST=first,
-        REST=rest,
-        SEGMENTS=MAX_SEGMENTS,
+        DIMS=max(16, triton.next_power_of_2(head_dim)),
+        PROGRAMS=programs,
         BLOCK_ROWS=block_rows,
         BLOCK_KEYS=block_keys,
         num_warps=4 if wide else 8,
-        num_stages=2 if wide else 3,
+        num_stages=2,
         **overlapped(q.device),
     )
     return out
