@@ -157,14 +157,14 @@ class EngineSettings(Group):
         default=0, description="longest prefill chunk of one request; 0: as max_step_tokens allows"
     )
     step_budget_ms: Annotated[float, Field(gt=0)] = Field(
-        default=20.0, description="a step's time while anything decodes"
+        default=24.0, description="a step's time while anything decodes"
     )
     ageing_ms: NonNegative = Field(
         default=2000, description="a request that has waited longer goes first, whatever its work"
     )
     feature_cache_bytes: Positive = Field(default=1 * GIB, description="encoder outputs, pinned ones included")
     graphs: bool = Field(default=True, description="replay steps as CUDA graphs where the backend can; off: the twin")
-    max_graph_tokens: Positive = Field(default=1024, description="rows of the largest captured step")
+    max_graph_tokens: Positive = Field(default=1536, description="rows of the largest captured step")
     overlap: bool = Field(default=True, description="prepare a step while the one before runs; off: the plain loop")
     step_timeout_s: Annotated[float, Field(ge=0)] | None = Field(
         default=None,

@@ -22,9 +22,9 @@ G = TypeVar("G")
 DECODES = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
 """Sequences of the graphs for decodes alone. Up to some hundred rows a step's time is that of reading the weights, and
 rows of padding are nearly free."""
-MIXED_ROWS = (16, 32, 48, 64, 96, 128, 160, 192, 224, 256, 320, 384, 448, 512, 640, 768, 1024)
+MIXED_ROWS = (16, 32, 48, 64, 96, 128, 160, 192, 224, 256, 320, 384, 448, 512, 640, 768, 1024, 1280, 1536)
 """Rows of the graphs for everything else: finer than doubling, because from some 150 rows on each costs its time."""
-MEDIA_ROWS = (128, 256, 384, 512, 640, 768, 1024)
+MEDIA_ROWS = (128, 256, 384, 512, 640, 768, 1024, 1280, 1536)
 """Rows of the graphs for chunks that show media: what beside decodes fits into a step's time. Without graphs such a
 step would take as long as its some 400 launches take the host, however short it is."""
 FEW_SEQUENCES = (4, 16)

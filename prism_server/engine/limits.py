@@ -14,7 +14,7 @@ class SchedulerLimits:
     max_step_tokens: int
     chunk_tokens: int = 0
     """0: a prefill chunk is as long as the step allows."""
-    step_budget_ms: float = 20.0
+    step_budget_ms: float = 24.0
     max_replayed_tokens: int = 0
     """Rows of the largest graph; 0 without graphs. While anything decodes, a step is no larger: without a graph it
     would last as long as the host takes to launch it."""

@@ -132,7 +132,7 @@ class TextModel:
         for index, layer in enumerate(self._layers):
             qkv = ops.norm_linear(hidden, layer.input_norm, eps, layer.qkv)
             q = ops.qk_norm_rope_store(qkv, layer.q_norm, layer.k_norm, eps, cos, sin, kv, index, batch)
-            attended = ops.paged_attention(q, kv, index, batch, self.config.head_dim**-0.5, ahead=layer.out)
+            attended = ops.paged_attention(q, kv, index, batch, self.config.head_dim**-0.5)
             hidden = ops.linear_add(attended, layer.out, hidden)
             inner = ops.norm_swiglu(hidden, layer.mlp_norm, eps, layer.gate_up)
             hidden = ops.linear_add(inner, layer.down, hidden)

@@ -32,15 +32,7 @@ class FlashInferOps(TritonOps):
         self._wrapper: Any = None
         self._planned_for: tuple[object, ...] | None = None
 
-    def paged_attention(
-        self,
-        q: Tensor,
-        kv: PagedKV,
-        layer: int,
-        batch: AttentionBatch,
-        scale: float,
-        ahead: Tensor | None = None,
-    ) -> Tensor:
+    def paged_attention(self, q: Tensor, kv: PagedKV, layer: int, batch: AttentionBatch, scale: float) -> Tensor:
         planned_for = (batch, q.dtype, q.shape[1], kv.layout, scale)
         if self._planned_for != planned_for:
             self._plan(q, kv, batch, scale)

@@ -183,19 +183,10 @@ class Ops(ABC):
         """
 
     @abstractmethod
-    def paged_attention(
-        self,
-        q: Tensor,
-        kv: PagedKV,
-        layer: int,
-        batch: AttentionBatch,
-        scale: float,
-        ahead: Tensor | None = None,
-    ) -> Tensor:
+    def paged_attention(self, q: Tensor, kv: PagedKV, layer: int, batch: AttentionBatch, scale: float) -> Tensor:
         """Causal attention of this step's rows over the stored K and V, their own included.
 
-        q [T, heads, head_dim] -> [T, heads * head_dim]. Query head h reads KV head h // (heads / kv_heads). `ahead`:
-        the weight of the product that follows; a backend may have it brought nearer meanwhile.
+        q [T, heads, head_dim] -> [T, heads * head_dim]. Query head h reads KV head h // (heads / kv_heads).
         """
 
     @abstractmethod

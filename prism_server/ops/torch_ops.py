@@ -112,15 +112,7 @@ class TorchOps(Ops):
         kv.store(layer, k, v, pages, slots)
         return q
 
-    def paged_attention(
-        self,
-        q: Tensor,
-        kv: PagedKV,
-        layer: int,
-        batch: AttentionBatch,
-        scale: float,
-        ahead: Tensor | None = None,
-    ) -> Tensor:
+    def paged_attention(self, q: Tensor, kv: PagedKV, layer: int, batch: AttentionBatch, scale: float) -> Tensor:
         num_rows, heads, head_dim = q.shape
         make = torch.zeros if batch.host_query_starts is None else torch.empty  # rows of padding are in no group
         out = make((num_rows, heads * head_dim), dtype=q.dtype, device=q.device)

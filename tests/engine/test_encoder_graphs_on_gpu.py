@@ -139,7 +139,8 @@ def test_what_padding_holds_changes_nothing(captured: Captured) -> None:
         expected = levels(encoded(captured.tower, captured.graphs, grids, []))
         ((_, padded),) = captured.graphs.batches(begun(captured.tower, grids))
         assert padded is not None
-        padded.window.hidden.fill_(torch.nan)
+        with torch.inference_mode():
+            padded.window.hidden.fill_(torch.nan)
         padded.window.levels.fill_(torch.nan)
         got = levels(encoded(captured.tower, captured.graphs, grids, []))
     for one, other in zip(got, expected, strict=True):

@@ -15,15 +15,11 @@ from prism_server.ops.interface import AttentionBatch
 from prism_server.ops.kv_storage import PagedKV
 
 SOURCE = Path(__file__).with_name("decode_attention.cu")
-COMBINE_SOURCE = Path(__file__).with_name("combine_parts.cu")
-WARPS, STAGES = 4, 3
-MAX_SHARE, MAX_SEQUENCES = 8, 256
-STAGE_BYTES = 2 * (64 * 128 + 64 * 4) + MAX_SHARE * 128 * 2
-SLOTS = 37
-ARGUMENTS = (*[POINTER] * 10, *[ctypes.c_int64] * 3, *[ctypes.c_int] * 5, ctypes.c_float)
-COMBINE_ARGUMENTS = (*[POINTER] * 4, *[ctypes.c_int] * 5)
-MAX_AHEAD_BYTES = 40 << 20
-"""Of the weights that come next: the L2 of a Hopper GPU holds 50 MB."""
+WARPS = 8
+MAX_PIECES, MAX_SHARE, MAX_SEQUENCES = 32, 8, 256
+STEP_TOKENS = 32
+ARGUMENTS = (*[POINTER] * 9, ctypes.c_int64, ctypes.c_int64, *[ctypes.c_int] * 4, ctypes.c_float)
+COMBINE_ARGUMENTS = (*[POINTER] * 4, *[ctypes.c_int] * 3)
 
 
 def serves(layout: PageLayout, heads: int, device: torch.device) -> bool:
@@ -33,52 +29,44 @@ def serves(layout: PageLayout, heads: int, device: torch.device) -> bool:
     return known and is_hopper(device)
 
 
-def part_pages(num_sequences: int) -> int:
-    """Pages that are added up by themselves, at least: the finer, the more equal the work of the warps, and the more
-    there is left to combine."""
-    return 1 if num_sequences <= 16 else 2
+def least_piece_pages(num_sequences: int) -> int:
+    """A context is cut in pieces of this many pages at least (more where they would be over 32).
 
-
-def ahead_pace(num_sequences: int) -> int:
-    """Clocks from one request of a multiprocessor for 4 KB of the coming weights to the next: as many as the pages
-    leave room for."""
-    return 300 if num_sequences <= 4 else 450 if num_sequences <= 16 else 1000
+    Few sequences need many pieces to fill the GPU; many need few, since each costs a partial result.
+    """
+    return 1 if num_sequences <= 4 else 2 if num_sequences <= 8 else 4 if num_sequences <= 32 else 8
 
 
 class DecodeAttention:
     """The compiled kernel and its workspace; sequences of more than one row in a step are not its business."""
 
     def __init__(self, heads: int, kv_heads: int, device: torch.device) -> None:
-        """The workspace is 19 KB a warp and query head that shares a KV head: 41 MB of an H200 with four."""
-        self._kernel = Kernel(SOURCE, "decode_attention", ARGUMENTS, WARPS * STAGES * STAGE_BYTES)
-        self._combine = Kernel(COMBINE_SOURCE, "combine_parts", COMBINE_ARGUMENTS, 0)
+        """The workspace is 17 KB a sequence and query head, for 256 sequences: 136 MB for 32 heads."""
+        share = heads // kv_heads
+        stages = 3 if share <= 4 else 2  # what fits beside as many queries
+        stage_bytes = 2 * STEP_TOKENS * (128 + 4) + share * 128 * 2
+        constants = {"SHARE": share, "STAGES": stages}
+        self._kernel = Kernel(SOURCE, "decode_attention", ARGUMENTS, WARPS * stages * stage_bytes, constants)
+        self._combine = Kernel(SOURCE, "combine_pieces", COMBINE_ARGUMENTS, 0, constants)
+        self._adders = min(share, 4)
+        partial_floats = -(-share * (128 + 2) // 4) * 4
+        floats = MAX_SEQUENCES * kv_heads * MAX_PIECES * partial_floats
+        self._partials = torch.empty(floats, dtype=torch.float32, device=device)
         self._blocks = torch.cuda.get_device_properties(device).multi_processor_count
-        result_floats = -(-(heads // kv_heads) * (128 + 2) // 4) * 4
-        floats = self._blocks * WARPS * SLOTS * result_floats
-        self._left = torch.empty(floats, dtype=torch.float32, device=device)
 
-    def __call__(
-        self,
-        q: Tensor,
-        kv: PagedKV,
-        layer: int,
-        batch: AttentionBatch,
-        scale: float,
-        out: Tensor,
-        ahead: Tensor | None = None,
-    ) -> None:
+    def __call__(self, q: Tensor, kv: PagedKV, layer: int, batch: AttentionBatch, scale: float, out: Tensor) -> None:
         """q bfloat16 [T, heads, 128]; writes the rows of single-row sequences into `out` [T, heads * 128].
 
-        `ahead`: what the next kernel reads is asked into the L2 meanwhile. ValueError beyond 256 sequences.
+        ValueError beyond 256 sequences.
         """
         if batch.num_sequences > MAX_SEQUENCES:
             raise ValueError(f"at most {MAX_SEQUENCES} sequences, not {batch.num_sequences}")
         assert kv.scales is not None, "FP8 pages have scales"
-        least = part_pages(batch.num_sequences)
+        piece_pages = least_piece_pages(batch.num_sequences)
         heads, kv_heads = q.shape[1], kv.layout.num_kv_heads
         self._kernel.launch(
             self._blocks,
-            (WARPS + 1) * 32,
+            WARPS * 32,
             (
                 q,
                 kv.payload[layer],
@@ -88,22 +76,19 @@ class DecodeAttention:
                 batch.block_tables,
                 batch.table_rows,
                 out,
-                self._left,
-                q if ahead is None else ahead,
-                0 if ahead is None else min(ahead.nbytes, MAX_AHEAD_BYTES),
+                self._partials,
                 kv.num_pages,
                 batch.block_tables.stride(0),
                 batch.num_sequences,
                 heads,
                 kv_heads,
-                least,
-                ahead_pace(batch.num_sequences),
+                piece_pages,
                 scale,
             ),
         )
-        starts, contexts, workers = batch.query_starts, batch.context_lengths, self._blocks * WARPS
+        starts, contexts = batch.query_starts, batch.context_lengths
         self._combine.launch(
             batch.num_sequences * kv_heads,
-            WARPS * 32,
-            (starts, contexts, self._left, out, batch.num_sequences, heads, kv_heads, least, workers),
+            self._adders * 32,
+            (starts, contexts, self._partials, out, heads, kv_heads, piece_pages),
         )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +19,21 @@ DYNAMIC_SHARED = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARE
 class Kernel:
     """One function of a source file, loaded into the current device's context."""
 
-    def __init__(self, source: Path, name: str, arguments: Sequence[type[Any]], shared_bytes: int) -> None:
-        """`arguments`: a ctypes type each, `c_void_p` for tensors. StartupError when it does not compile or load."""
+    def __init__(
+        self,
+        source: Path,
+        name: str,
+        arguments: Sequence[type[Any]],
+        shared_bytes: int,
+        constants: Mapping[str, int] | None = None,
+    ) -> None:
+        """`arguments`: a ctypes type each, `c_void_p` for tensors; `constants`: macros of the source.
+
+        StartupError when it does not compile or load.
+        """
         major, minor = torch.cuda.get_device_capability()
         torch.cuda.current_stream()  # the device's context has to be there
-        image = compiled(source, f"sm_{major}{minor}")
+        image = compiled(source, f"sm_{major}{minor}", constants or {})
         self._arguments = tuple(arguments)
         self._shared_bytes = shared_bytes
         self._module = _checked(driver.cuModuleLoadData(image))
@@ -46,12 +56,11 @@ class Kernel:
         _checked(driver.cuLaunchKernelEx(config, self._function, (raw, self._arguments), 0))
 
 
-def compiled(source: Path, architecture: str) -> bytes:
-    """The machine code of a source file for `architecture` (`sm_90`); headers beside it are found. Needs no GPU."""
-    headers = sorted(source.parent.glob("*.cuh"))
-    texts, names = [header.read_bytes() for header in headers], [header.name.encode() for header in headers]
-    program = _checked(nvrtc.nvrtcCreateProgram(source.read_bytes(), source.name.encode(), len(names), texts, names))
+def compiled(source: Path, architecture: str, constants: Mapping[str, int]) -> bytes:
+    """The machine code of a source file for `architecture` (`sm_90`), with these macros; needs no GPU."""
+    program = _checked(nvrtc.nvrtcCreateProgram(source.read_bytes(), source.name.encode(), 0, [], []))
     options = [f"--gpu-architecture={architecture}".encode(), b"-default-device"]
+    options += [f"--define-macro={name}={value}".encode() for name, value in constants.items()]
     (status,) = nvrtc.nvrtcCompileProgram(program, len(options), options)
     if status != nvrtc.nvrtcResult.NVRTC_SUCCESS:
         log = bytes(_checked(nvrtc.nvrtcGetProgramLogSize(program)))

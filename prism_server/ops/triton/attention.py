@@ -84,15 +84,7 @@ class PagedAttention:
         native = self._workspace.sums.is_cuda
         self._num_sms = torch.cuda.get_device_properties(device).multi_processor_count if native else 0
 
-    def __call__(
-        self,
-        q: Tensor,
-        kv: PagedKV,
-        layer: int,
-        batch: AttentionBatch,
-        scale: float,
-        ahead: Tensor | None = None,
-    ) -> Tensor:
+    def __call__(self, q: Tensor, kv: PagedKV, layer: int, batch: AttentionBatch, scale: float) -> Tensor:
         """q [T, heads, head_dim], contiguous -> [T, heads * head_dim]; rows of no sequence mean nothing."""
         if self._workspace is None or not q.is_contiguous():
             raise ValueError("paged attention needs reserve() first, and contiguous queries")
@@ -107,7 +99,7 @@ class PagedAttention:
         if (decode := self._decode_for(q, kv)) is not None:
             least = 2
             if batch.host_query_starts is None or 1 in batch.host_query_rows:
-                decode(q, kv, layer, batch, scale, out, ahead)
+                decode(q, kv, layer, batch, scale, out)
         tiles = self._tiles[kv.layout.kv_dtype]
         few = tiles.few.block_rows * kv.layout.num_kv_heads // q.shape[1]
         for tile, fewest, most in (

@@ -91,16 +91,8 @@ class TritonOps(Ops):
     ) -> Tensor:
         return rope_store.qk_norm_rope_store(qkv, q_norm, k_norm, eps, cos, sin, kv, layer, batch)
 
-    def paged_attention(
-        self,
-        q: Tensor,
-        kv: PagedKV,
-        layer: int,
-        batch: AttentionBatch,
-        scale: float,
-        ahead: Tensor | None = None,
-    ) -> Tensor:
-        return self._attention_for(q, kv, batch)(q, kv, layer, batch, scale, ahead)
+    def paged_attention(self, q: Tensor, kv: PagedKV, layer: int, batch: AttentionBatch, scale: float) -> Tensor:
+        return self._attention_for(q, kv, batch)(q, kv, layer, batch, scale)
 
     def segment_attention(self, q: Tensor, k: Tensor, v: Tensor, lengths: Sequence[int], scale: float) -> Tensor:
         return segments.segment_attention(q, k, v, lengths, scale)

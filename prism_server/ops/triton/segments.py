@@ -16,7 +16,8 @@ from prism_server.ops.interface import SEGMENT_TILE_ROWS
 from prism_server.ops.triton.kernels.segments import attend_segments
 from prism_server.ops.triton.launch import overlapped
 
-BLOCK_ROWS, BLOCK_KEYS = 128, 64
+BLOCK_ROWS, BLOCK_KEYS = 64, 64
+"""Of four that were timed on an H200: eight frames of 784 patches 133 us, against 154 to 177."""
 WIDE_BLOCK = 32
 """Rows and keys of float32 numbers, which take more registers and nobody's time but tests'."""
 
@@ -54,8 +55,8 @@ def packed_attention(q: Tensor, k: Tensor, v: Tensor, tiles: Tensor, scale: floa
         PROGRAMS=programs,
         BLOCK_ROWS=block_rows,
         BLOCK_KEYS=block_keys,
-        num_warps=4 if wide else 8,
-        num_stages=2,
+        num_warps=4,
+        num_stages=2 if wide else 3,
         **overlapped(q.device),
     )
     return out
