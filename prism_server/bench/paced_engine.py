@@ -9,6 +9,8 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+import torch
+
 from prism_server.engine.build import Parts
 from prism_server.engine.engine import Engine
 from prism_server.engine.executor import Executor, StepHandle
@@ -17,6 +19,7 @@ from prism_server.engine.limits import SchedulerLimits
 from prism_server.engine.messages import EngineInfo
 from prism_server.engine.plan import StepPlan, StepResult
 from prism_server.engine.scheduler import Scheduler
+from prism_server.engine.staging import StagedItem
 from prism_server.identity import namespace_digest
 from prism_server.kv.cache import KVCache
 from prism_server.media.item import ItemKey, Patches
@@ -64,7 +67,10 @@ class PacedDevice(Executor):
         self._tokens = tokens
         self._free_s = 0.0
 
-    def stage(self, key: ItemKey, patches: Patches) -> None:
+    def prepare(self, patches: Patches) -> StagedItem:
+        return StagedItem.of(patches, torch.device("cpu"))
+
+    def stage(self, key: ItemKey, item: StagedItem) -> None:
         pass
 
     def launch(self, plan: StepPlan) -> StepHandle:

@@ -2,42 +2,21 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from prism_server.engine.encoder_graphs import EncoderGraphs
 from prism_server.engine.packet import Packet, Section
 from prism_server.engine.plan import EncodeWork, MediaRows, StepPlan
-from prism_server.engine.transfers import staged
+from prism_server.engine.staging import StagedItem
 from prism_server.errors import PrismError
-from prism_server.media.item import ItemKey, Patches
+from prism_server.media.item import ItemKey
 from prism_server.model.qwen3_vl import Qwen3VL
 from prism_server.model.text import FeatureRows
 from prism_server.model.vision import Features, VisionState
-
-
-@dataclass(frozen=True, eq=False, slots=True)
-class StagedItem:
-    """An item's pixels on the host, from where the device can copy, and their grid; `runs` as in `Patches`."""
-
-    pixels: Tensor = field(repr=False)
-    grid: tuple[int, int, int]
-    runs: npt.NDArray[np.int32] | None = field(repr=False)
-
-    def with_repeats(self, features: Features) -> Features:
-        """The features of all temporal patches, from those that were encoded."""
-        if self.runs is None:
-            return features
-        runs = torch.from_numpy(self.runs).to(features.main.device, torch.int64)
-
-        def whole(level: Tensor) -> Tensor:
-            return level.view(self.grid[0], -1, level.shape[1])[runs].flatten(0, 1)
-
-        return Features(whole(features.main), tuple(map(whole, features.deepstack)))
 
 
 class Encoder:
@@ -51,10 +30,9 @@ class Encoder:
         self.encoding: dict[ItemKey, VisionState] = {}
         self.features: dict[ItemKey, Features] = {}
 
-    def stage(self, key: ItemKey, patches: Patches) -> None:
-        """Keep an item's pixels until they are encoded or dropped; the cache's own array is shared and read-only."""
-        pixels = staged(patches.pixels, self._device)
-        self.staged[key] = StagedItem(pixels, patches.stored_grid, patches.runs)
+    def stage(self, key: ItemKey, item: StagedItem) -> None:
+        """Keep an item's pixels until they are encoded or dropped."""
+        self.staged[key] = item
 
     def run(self, plan: StepPlan) -> dict[ItemKey, PrismError]:
         """Drop what the plan drops, then its encoder work, items at the same blocks together. Returns failures."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 
 from prism_server.engine.plan import StepPlan, StepResult
+from prism_server.engine.staging import StagedItem
 from prism_server.media.item import ItemKey, Patches
 
 
@@ -23,7 +24,11 @@ class Executor(ABC):
     """Whether a step takes as long as the same step took before, to some hundred microseconds."""
 
     @abstractmethod
-    def stage(self, key: ItemKey, patches: Patches) -> None:
+    def prepare(self, patches: Patches) -> StagedItem:
+        """A copy of an item's pixels that the device can take by itself. Unlike all others, for any thread."""
+
+    @abstractmethod
+    def stage(self, key: ItemKey, item: StagedItem) -> None:
         """Hand over an item's pixels; they stay until a plan finishes encoding them or drops them."""
 
     @abstractmethod

@@ -20,6 +20,7 @@ from prism_server.engine.pacing import Pacing
 from prism_server.engine.plan import StepPlan
 from prism_server.engine.scheduler import Scheduler
 from prism_server.engine.sequence import Sequence as Sample
+from prism_server.engine.staging import StagedItem
 from prism_server.errors import BadRequest, EngineFault, PrismError
 from prism_server.identity import Digest
 from prism_server.media.cache import Materialised
@@ -49,6 +50,8 @@ class MediaDone:
 
     key: ItemKey
     future: Future[Materialised]
+    item: StagedItem | None
+    """The patches, ready for the executor; None for an error."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,8 +214,11 @@ class Owner:
             future.add_done_callback(partial(self._media_is_done, wanted.facts.key))
 
     def _media_is_done(self, key: ItemKey, future: Future[Materialised]) -> None:
-        """Called by a media worker."""
-        self.send(MediaDone(key, future))
+        """Called by a media worker, which has the time to copy the patches that the owner has not."""
+        item = None
+        if not future.cancelled() and future.exception() is None:
+            item = self._executor.prepare(future.result().patches)
+        self.send(MediaDone(key, future, item))
 
     def _media_done(self, done: MediaDone) -> None:
         if self._preparing.get(done.key) is not done.future:
@@ -223,7 +229,8 @@ class Owner:
         except PrismError as error:
             self._scheduler.media_failed(done.key, error)
         else:
-            self._executor.stage(done.key, ready.patches)
+            assert done.item is not None, "what is ready has been copied"
+            self._executor.stage(done.key, done.item)
             self._scheduler.media_arrived(done.key, ready.decoded, time.monotonic())
 
     def _end_late_requests(self) -> None:

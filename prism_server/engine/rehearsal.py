@@ -55,7 +55,7 @@ class Rehearsal:
         depth = vision.temporal_patch_size if frames > 1 else 1
         shape = (grid[0] * grid[1] * grid[2], vision.in_channels, depth, vision.patch_size, vision.patch_size)
         pixels = np.random.default_rng(0).integers(0, 256, shape, dtype=np.uint8)
-        self._runner.stage(KEY, Patches(grid, pixels))
+        self._runner.stage(KEY, self._runner.prepare(Patches(grid, pixels)))
         work = EncodeWork(KEY, grid, num_tokens, 0, vision.depth, finishes=True)
         return self._run(StepPlan(next(self._steps), encode=(work,)))
 

@@ -20,6 +20,7 @@ from prism_server.engine.language import LanguageStep, StepOutput
 from prism_server.engine.packet import Section, aligned
 from prism_server.engine.plan import StepPlan, StepResult
 from prism_server.engine.sampler import Draw, PendingLogprobs, Sampler, SamplingWork
+from prism_server.engine.staging import StagedItem
 from prism_server.engine.step_inputs import DeviceSlots, StepLayout, StepSize
 from prism_server.engine.transfers import to_host
 from prism_server.errors import EngineFault, PrismError
@@ -138,11 +139,14 @@ class Runner(Executor):
 
     # -- the owner's side --------------------------------------------------------------------------------------------
 
-    def stage(self, key: ItemKey, patches: Patches) -> None:
+    def prepare(self, patches: Patches) -> StagedItem:
+        return StagedItem.of(patches, self._device)
+
+    def stage(self, key: ItemKey, item: StagedItem) -> None:
         if self._thread is None:
-            self.encoder.stage(key, patches)
+            self.encoder.stage(key, item)
         else:
-            self._thread.submit(self.encoder.stage, key, patches)
+            self._thread.submit(self.encoder.stage, key, item)  # behind what earlier plans drop
 
     def launch(self, plan: StepPlan) -> StepHandle:
         if self._thread is None:

@@ -128,7 +128,7 @@ class Ops(ABC):
 
     @abstractmethod
     def linear_add(self, x: Tensor, weight: Tensor, residual: Tensor) -> Tensor:
-        """residual [T, out] plus x [T, in] times weight [out, in], as a tensor of its own."""
+        """residual [T, out] plus x [T, in] times weight [out, in]; `residual` may be where it is written."""
 
     @abstractmethod
     def norm_logits(self, x: Tensor, norm: Tensor, eps: float, head: Tensor) -> Tensor:

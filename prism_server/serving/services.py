@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from prism_server.engine.engine import Engine  # imports torch, long after the ports must answer
 
 PREPARATION_THREADS = 4
-"""JSON, base64, headers, templates and tokens. Few, since most of their work holds Python's lock anyway."""
+"""JSON, base64, headers, templates and tokens: most of their work holds Python's lock, so more would gain little."""
 
 
 @dataclass(frozen=True, slots=True)

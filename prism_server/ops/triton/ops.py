@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import torch
 import triton
 from torch import Tensor
 from torch.nn import functional as F
@@ -53,7 +52,7 @@ class TritonOps(Ops):
     def linear_add(self, x: Tensor, weight: Tensor, residual: Tensor) -> Tensor:
         if linear.is_skinny(x.shape[0], x.dtype):
             return linear.linear_add(x, weight, residual)
-        return torch.addmm(residual, x, weight.t())
+        return residual.addmm_(x, weight.t())  # in place: the copy that would be made first costs a pass over it
 
     def norm_logits(self, x: Tensor, norm: Tensor, eps: float, head: Tensor) -> Tensor:
         if linear.is_skinny(x.shape[0], x.dtype):
