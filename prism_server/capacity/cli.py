@@ -77,7 +77,7 @@ def build_parser() -> ArgumentParser:
         flag = f"--{name.replace('_', '-')}"
         gpu.add_argument(flag, type=COUNT, default=DEFAULTS[name], metavar="N", help="default: %(default)s")
     gpu.add_argument("--feature-cache-mib", type=SIZE, default=1024, metavar="MIB", help="default: %(default)s")
-    gpu.add_argument("--graph-mib", type=SIZE, default=512, metavar="MIB", help="CUDA graphs (default: %(default)s)")
+    gpu.add_argument("--graph-mib", type=SIZE, default=1152, metavar="MIB", help="CUDA graphs (default: %(default)s)")
     return parser
 
 

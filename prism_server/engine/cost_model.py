@@ -82,10 +82,13 @@ class CostModel:
     """A step costs a base (one read of the weights), so much a prefill token and so much a patch and vision block."""
 
     def __init__(self, step_budget_ms: float, max_step_tokens: int, max_replayed_tokens: int = 0) -> None:
-        """`max_replayed_tokens`: rows of the largest graph, which no step beside decodes exceeds; 0: no graphs."""
+        """`max_replayed_tokens`: rows of the largest graph, which no step exceeds; 0: no graphs.
+
+        A longer step would be launched kernel by kernel, and each launch waits for Python's lock: where many requests
+        come at once the device would be idle for most of it. Two graphs are as fast as one such step alone.
+        """
         self._budget_ms = step_budget_ms
-        self._max_tokens = max_step_tokens
-        self._max_tokens_beside_decodes = min(max_step_tokens, max_replayed_tokens or max_step_tokens)
+        self._max_tokens = min(max_step_tokens, max_replayed_tokens or max_step_tokens)
         self.base_ms = 0.0
         self.ms_per_token = 0.0
         self.ms_per_patch_block = 0.0
@@ -95,7 +98,7 @@ class CostModel:
         """The next step's budget; its decodes are already taken out."""
         if num_decodes == 0:
             return StepBudget(self._max_tokens, MAX_STEP_PATCHES)
-        tokens = max(1, self._max_tokens_beside_decodes - num_decodes)
+        tokens = max(1, self._max_tokens - num_decodes)
         spare_ms = max(0.0, self._budget_ms - self.base_ms)
         return StepBudget(tokens, MAX_STEP_PATCHES, spare_ms, self.ms_per_token, self.ms_per_patch_block)
 

@@ -51,7 +51,7 @@ def test_the_least_gpu_fits_and_one_byte_less_does_not(memory: int, fraction: fl
 
 
 def test_every_suggestion_makes_the_plan_fit() -> None:
-    request = PlanRequest(EIGHT_B, 28 * GIB, kv_dtype="bf16")
+    request = PlanRequest(EIGHT_B, 29 * GIB, kv_dtype="bf16")
     assert not plan_pages(request).fits
     fp8, context, split, card = suggestions(request)
     assert fp8.startswith("FP8 KV")
@@ -90,7 +90,7 @@ def test_leaving_the_copy_out_is_suggested_where_that_alone_makes_it_fit(switch:
 
 
 def test_changes_that_only_help_together_are_suggested_together() -> None:
-    request = PlanRequest(EIGHT_B, 27 * GIB, kv_dtype="bf16")
+    request = PlanRequest(EIGHT_B, 28 * GIB, kv_dtype="bf16")
     assert not any(plan_pages(replace(request, **change)).fits for change in ({"kv_dtype": "fp8"}, {"fp8_head": "off"}))
     first, *others = suggestions(request)
     both = plan_pages(replace(request, kv_dtype="fp8", fp8_head="off"))
@@ -108,8 +108,8 @@ def test_a_head_without_tiles_or_in_fp32_has_no_copy_unless_it_is_asked_for() ->
 
 
 def test_only_what_helps_is_suggested() -> None:
-    """32B on 16 GiB: FP8 KV alone does not help, nor does a shorter context; eight GPUs would."""
-    heads = [suggestion.split(":")[0] for suggestion in suggestions(PlanRequest(KNOWN_MODELS["32b"], 16 * GIB))]
+    """32B on 17 GiB: FP8 KV alone does not help, nor does a shorter context; eight GPUs would."""
+    heads = [suggestion.split(":")[0] for suggestion in suggestions(PlanRequest(KNOWN_MODELS["32b"], 17 * GIB))]
     assert heads[0] == "tensor parallel over 8 such GPUs, not served yet"
     assert len(heads) == 2
 

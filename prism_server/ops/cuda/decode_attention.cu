@@ -1,12 +1,12 @@
 // Attention of one query row a sequence over FP8 pages of 64 tokens, heads of 128 (split over the context).
 //
-// A warp is a worker of its own: it walks pieces of contexts, half a page a step, through a ring of shared memory that bulk
-// copies fill ahead of it, across the borders of pieces. That keeps some 200 KB a multiprocessor in flight; so nothing
-// else of a piece may wait for memory: whatever asks now comes behind all that. Hence queries travel with the pages, page
-// numbers are looked up a step early, and another kernel adds the pieces. Two warps share a scheduler: what a step costs
-// is a chain of latencies, and one warp alone would leave the memory waiting for it.
+// A warp is a worker of its own: it walks pieces of contexts, half a page a step, through a ring of shared memory that
+// bulk copies fill ahead of it, across the borders of pieces. That keeps some 200 KB a multiprocessor in flight; so
+// nothing else of a piece may wait for memory: whatever asks now comes behind all that. Hence queries travel with the
+// pages, page numbers are looked up a step early, and another kernel adds the pieces. Two warps share a scheduler: what a
+// step costs is a chain of latencies, and one warp alone would leave the memory waiting for it.
 //
-// Pieces of full length come before the rests of contexts, so that what is uneven is small.
+// Pieces of full length come first; what is left of contexts is cut finer, so that warps end at nearly the same time.
 //
 // Products are m16n8k16 in half precision: S = Q K^T with the query heads of one KV head as rows, O^T = V^T P^T, whose
 // right operand is S's accumulator as it lies. Both sums run over an order of head_dim and tokens that lets a lane take
@@ -21,6 +21,7 @@ typedef long long i64;
 
 constexpr int PAGE = 64, TOKENS = 32, DIM = 128;  // of a page; of a step; of a head
 constexpr int WARPS = 8, MAX_PIECES = 32, MAX_SEQUENCES = 256;
+constexpr int MAX_RESTS = 4, MAX_FULL_PIECES = MAX_PIECES - MAX_RESTS + 1;  // of a context
 constexpr int TILE_BYTES = TOKENS * DIM, SCALE_BYTES = TOKENS * 4, STEP_BYTES = 2 * (TILE_BYTES + SCALE_BYTES);
 constexpr int ROW_BYTES = DIM * 2, QUERY_BYTES = SHARE * ROW_BYTES, STAGE_BYTES = STEP_BYTES + QUERY_BYTES;
 constexpr int PARTIAL = (SHARE * (DIM + 2) + 3) / 4 * 4;  // floats of a piece's result: rows, then (maximum, sum) of each
@@ -68,15 +69,16 @@ __device__ __forceinline__ void wait_for(void* barrier, u32 parity) {
 // Pieces depend on a sequence's own length alone, so that its sums do not depend on the batch.
 __device__ __forceinline__ int pages_of(int length) { return (length + PAGE - 1) / PAGE; }
 __device__ __forceinline__ int pages_a_piece(int pages, int least) {
-  return max(least, (pages + MAX_PIECES - 1) / MAX_PIECES);
+  return max(least, (pages + MAX_FULL_PIECES - 1) / MAX_FULL_PIECES);
 }
+__device__ __forceinline__ int pages_a_rest(int size) { return (size + MAX_RESTS - 1) / MAX_RESTS; }  // of a context's last pages
 __device__ __forceinline__ int full_pieces(int length, int least) {
   int pages = pages_of(length);
   return pages / pages_a_piece(pages, least);
 }
-__device__ __forceinline__ int rest_pieces(int length, int least) {  // 0 or 1
-  int pages = pages_of(length);
-  return pages % pages_a_piece(pages, least) > 0;
+__device__ __forceinline__ int rest_pieces(int length, int least) {
+  int pages = pages_of(length), size = pages_a_piece(pages, least), rest = pages_a_rest(size);
+  return (pages % size + rest - 1) / rest;
 }
 
 struct Walk {  // the steps of one warp, in order: items item, item + stride, ...; an item is (piece, KV head)
@@ -95,12 +97,13 @@ struct Walk {  // the steps of one warp, in order: items item, item + stride, ..
     const bool rest = low >= sequences;
     step.sequence = rest ? low - sequences : low;
     const int length = contexts[step.sequence], pages = pages_of(length), size = pages_a_piece(pages, least_pages);
+    const int full = pages / size, number = piece - starts[low], own_pages = rest ? pages_a_rest(size) : size;
     step.head = item - piece * kv_heads;
-    step.piece = rest ? pages / size : piece - starts[low];
-    step.pieces = (pages + size - 1) / size;
-    step.place = step.piece * size * (PAGE / TOKENS);
+    step.piece = rest ? full + number : number;
+    step.pieces = full + rest_pieces(length, least_pages);
+    step.place = ((rest ? full * size : 0) + number * own_pages) * (PAGE / TOKENS);
     step.first = true;
-    step.last = min((length + TOKENS - 1) / TOKENS, step.place + size * (PAGE / TOKENS)) - 1;
+    step.last = min((length + TOKENS - 1) / TOKENS, step.place + own_pages * (PAGE / TOKENS)) - 1;
     return true;
   }
   __device__ __forceinline__ bool advance() {

@@ -30,7 +30,7 @@ def serves(layout: PageLayout, heads: int, device: torch.device) -> bool:
 
 
 def least_piece_pages(num_sequences: int) -> int:
-    """A context is cut in pieces of this many pages at least (more where they would be over 32).
+    """A context is cut in pieces of this many pages at least (more where they would be over 29), the rest in quarters.
 
     Few sequences need many pieces to fill the GPU; many need few, since each costs a partial result. Of those that were
     timed on an H200, the fastest with contexts of 2,000 to 2,250 tokens and of 200 to 2,500.
