@@ -141,7 +141,7 @@ def test_what_padding_holds_changes_nothing(captured: Captured) -> None:
         assert padded is not None
         with torch.inference_mode():
             padded.window.hidden.fill_(torch.nan)
-        padded.window.levels.fill_(torch.nan)
+            padded.window.levels.fill_(torch.nan)
         got = levels(encoded(captured.tower, captured.graphs, grids, []))
     for one, other in zip(got, expected, strict=True):
         assert relative_error(one, other) < SAME
