@@ -152,9 +152,9 @@ class EngineSettings(Group):
     max_context_tokens: Positive = 32768
     max_running_sequences: Positive = 64
     max_waiting_requests: Positive = Field(default=256, description="beyond it: 429 with Retry-After")
-    max_step_tokens: Positive = Field(default=8192, description="language tokens in one step")
+    max_step_tokens: Positive = Field(default=8192, description="language tokens in one step where there are no graphs")
     chunk_tokens: NonNegative = Field(
-        default=0, description="longest prefill chunk of one request; 0: as max_step_tokens allows"
+        default=0, description="longest prefill chunk of one request; 0: as the step allows"
     )
     step_budget_ms: Annotated[float, Field(gt=0)] = Field(
         default=24.0, description="a step's time while anything decodes"
@@ -164,7 +164,7 @@ class EngineSettings(Group):
     )
     feature_cache_bytes: Positive = Field(default=1 * GIB, description="encoder outputs, pinned ones included")
     graphs: bool = Field(default=True, description="replay steps as CUDA graphs where the backend can; off: the twin")
-    max_graph_tokens: Positive = Field(default=1536, description="rows of the largest captured step")
+    max_graph_tokens: Positive = Field(default=1536, description="rows of the largest captured step; no step has more")
     overlap: bool = Field(default=True, description="prepare a step while the one before runs; off: the plain loop")
     step_timeout_s: Annotated[float, Field(ge=0)] | None = Field(
         default=None,

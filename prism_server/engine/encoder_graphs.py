@@ -20,6 +20,8 @@ PATCHES = (256, 512, 1024, 1536, 2048, 3072, 4096, 5120, 6400, 8192, 10_240, 12_
 """Sizes of graphs, up to what a step encodes. Finer than doubling: every patch of padding costs its time."""
 MAX_SEGMENT_PATCHES = 4096
 """Larger frames are left to torch's own attention: most of their time is attention's, and far beyond the launches'."""
+MAX_PADDING = 2
+"""For its many frames a batch takes a size so many times the one that its patches would need, at most."""
 RUNS = 3
 """Graphs that the whole tower is replayed as. Blocks that do not make up such a run have graphs of their own."""
 
@@ -67,14 +69,15 @@ class EncoderGraphs:
         return [*batches, (exact, None)] if exact else batches
 
     def _size_or_none(self, states: Sequence[VisionState]) -> PaddedBlocks | None:
-        """The smallest that has room for them."""
+        """The smallest that has room for them, unless most of it is padding: many small frames need a large one."""
         if any(state.segment_patches > MAX_SEGMENT_PATCHES for state in states):
             return None
         patches = sum(state.num_patches for state in states)
         segments = sum(state.num_segments for state in states)
-        for size in self._ascending:
-            if size.window.num_patches >= patches and size.window.max_segments >= segments:
-                return size
+        roomy = [size for size in self._ascending if size.window.num_patches >= patches]
+        for size in roomy:
+            if size.window.max_segments >= segments:
+                return size if size.window.num_patches <= MAX_PADDING * roomy[0].window.num_patches else None
         return None
 
 

@@ -16,8 +16,7 @@ class SchedulerLimits:
     """0: a prefill chunk is as long as the step allows."""
     step_budget_ms: float = 24.0
     max_replayed_tokens: int = 0
-    """Rows of the largest graph; 0 without graphs. While anything decodes, a step is no larger: without a graph it
-    would last as long as the host takes to launch it."""
+    """Rows of the largest graph; 0 without graphs. No step is larger: see `CostModel`."""
     ageing_s: float = 2.0
     eos_token_ids: frozenset[int] = frozenset()
 

@@ -50,8 +50,8 @@ class MediaDone:
 
     key: ItemKey
     future: Future[Materialised]
-    item: StagedItem | None
-    """The patches, ready for the executor; None for an error."""
+    item: StagedItem | Exception | None
+    """The patches, ready for the executor, or why they are not; None where there are no patches."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,10 +214,14 @@ class Owner:
             future.add_done_callback(partial(self._media_is_done, wanted.facts.key))
 
     def _media_is_done(self, key: ItemKey, future: Future[Materialised]) -> None:
-        """Called by a media worker, which has the time to copy the patches that the owner has not."""
-        item = None
+        """Called by the media worker, which has the time to copy the patches that the owner has not; by the owner where
+        they were there already. What is raised here nobody would hear of."""
+        item: StagedItem | Exception | None = None
         if not future.cancelled() and future.exception() is None:
-            item = self._executor.prepare(future.result().patches)
+            try:
+                item = self._executor.prepare(future.result().patches)
+            except Exception as error:
+                item = error
         self.send(MediaDone(key, future, item))
 
     def _media_done(self, done: MediaDone) -> None:
@@ -229,9 +233,12 @@ class Owner:
         except PrismError as error:
             self._scheduler.media_failed(done.key, error)
         else:
-            assert done.item is not None, "what is ready has been copied"
-            self._executor.stage(done.key, done.item)
-            self._scheduler.media_arrived(done.key, ready.decoded, time.monotonic())
+            if isinstance(done.item, StagedItem):
+                self._executor.stage(done.key, done.item)
+                self._scheduler.media_arrived(done.key, ready.decoded, time.monotonic())
+            else:
+                reason = f"a medium cannot be copied for the device: {done.item}"
+                self._scheduler.media_failed(done.key, EngineFault(reason))
 
     def _end_late_requests(self) -> None:
         now_s = time.monotonic()

@@ -24,6 +24,7 @@ class Pacing:
     def __init__(self) -> None:
         self._slowest_turn_s = 0.0
         self._until_s = 0.0
+        self._last_decode_ms = 0.0
 
     def lingers_for_s(self, now_s: float) -> float:
         """How long the owner may wait for commands before it plans; 0 or less: not at all."""
@@ -36,13 +37,19 @@ class Pacing:
     def step_over(
         self, now_s: float, waited_s: float, plan: StepPlan, result: StepResult, following: StepPlan | None
     ) -> None:
-        """`plan`'s step has been waited for and has ended; `following`, already launched, began then."""
+        """`plan`'s step has been waited for and has ended; `following`, already launched, began then.
+
+        Of the last two decodes the shorter one counts: one that was held up says nothing about the next.
+        """
         self._until_s = 0.0
+        if not _is_decode(plan):
+            return
+        expected_ms, self._last_decode_ms = min(self._last_decode_ms, result.duration_ms), result.duration_ms
         if following is None or waited_s < LEAST_WAIT_S:
             return
-        if _shape(plan) == _shape(following) and _is_decode(plan) and _is_decode(following):
+        if _shape(plan) == _shape(following) and _is_decode(following):
             lead_s = LEAST_LEAD_S + LEAD_OF_TURNS * self._slowest_turn_s
-            self._until_s = now_s + result.duration_ms / 1e3 - lead_s
+            self._until_s = now_s + expected_ms / 1e3 - lead_s
 
 
 def _shape(plan: StepPlan) -> tuple[int, int]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -16,22 +15,23 @@ from prism_server.model.vision import Features
 
 @dataclass(frozen=True, eq=False, slots=True)
 class StagedItem:
-    """An item's pixels on the host, from where the device can copy, and their grid; `runs` as in `Patches`."""
+    """An item's pixels on the host, from where the device can copy, and their grid; `runs` int64, as in `Patches`."""
 
     pixels: Tensor = field(repr=False)
     grid: tuple[int, int, int]
-    runs: npt.NDArray[np.int32] | None = field(repr=False)
+    runs: Tensor | None = field(repr=False)
 
     @classmethod
     def of(cls, patches: Patches, device: torch.device) -> StagedItem:
         """A copy: the cache's own array is shared and read-only. For any thread; takes none of the device's time."""
-        return cls(staged(patches.pixels, device), patches.stored_grid, patches.runs)
+        runs = None if patches.runs is None else staged(patches.runs.astype(np.int64), device)
+        return cls(staged(patches.pixels, device), patches.stored_grid, runs)
 
     def with_repeats(self, features: Features) -> Features:
         """The features of all temporal patches, from those that were encoded."""
         if self.runs is None:
             return features
-        runs = torch.from_numpy(self.runs).to(features.main.device, torch.int64)
+        runs = self.runs.to(features.main.device, non_blocking=True)
 
         def whole(level: Tensor) -> Tensor:
             return level.view(self.grid[0], -1, level.shape[1])[runs].flatten(0, 1)

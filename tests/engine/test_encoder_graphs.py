@@ -155,3 +155,13 @@ def test_an_engine_with_padded_blocks_says_what_one_without_them_says() -> None:
             sent = [driver.submit(parts, count) for parts, count in zip(prompts, most, strict=True)]
             replies.append([reply.wait() for reply in sent])
     assert agreement(replies[1], tokens_of(replies[0])) >= 0.97
+
+
+def test_many_small_frames_are_not_padded_to_a_size_that_is_mostly_empty(tower: VisionTower) -> None:
+    """A window has room for few frames: one that had room for these would be many times their patches."""
+    graphs = EncoderGraphs.twin(tower, (256, 512, 4096))
+    small, large = begun(tower, [(20, 2, 2)]), begun(tower, [(1, 50, 50)])
+    ((items, padded),) = graphs.batches(small)
+    assert (items, padded) == (small, None)
+    ((_, padded),) = graphs.batches(large)
+    assert padded is not None

@@ -26,6 +26,7 @@ def took(step: int, ms: float = 5.0) -> StepResult:
 def test_the_owner_waits_until_shortly_before_the_step_in_flight_ends() -> None:
     pacing = Pacing()
     pacing.launched(0.001)
+    pacing.step_over(9.0, 0.003, decode(0), took(0), decode(1))
     pacing.step_over(10.0, 0.003, decode(1), took(1), decode(2))
     assert 0.002 < pacing.lingers_for_s(10.0) < 0.005 - 0.001
     assert pacing.lingers_for_s(10.005) < 0
@@ -38,6 +39,7 @@ def test_a_slow_turn_is_allowed_for_and_forgotten() -> None:
     assert pacing.lingers_for_s(10.0) <= 0
     for _ in range(400):
         pacing.launched(0.0005)
+    pacing.step_over(9.0, 0.003, decode(1), took(1), decode(2))
     pacing.step_over(10.0, 0.003, decode(1), took(1), decode(2))
     assert pacing.lingers_for_s(10.0) > 0.003
 
@@ -62,3 +64,10 @@ def test_it_plans_at_once_when_the_step_had_ended_before_it_was_waited_for() -> 
     pacing = Pacing()
     pacing.step_over(10.0, 0.00001, decode(1), took(1), decode(2))
     assert pacing.lingers_for_s(10.0) <= 0
+
+
+def test_a_step_that_was_held_up_says_nothing_about_the_next() -> None:
+    pacing = Pacing()
+    pacing.step_over(9.0, 0.003, decode(1), took(1, 5.0), decode(2))
+    pacing.step_over(10.0, 0.9, decode(2), took(2, 900.0), decode(3))
+    assert pacing.lingers_for_s(10.0) < 0.005

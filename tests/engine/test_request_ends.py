@@ -17,6 +17,7 @@ from prism_server.engine.engine import Engine
 from prism_server.engine.executor import StepHandle
 from prism_server.engine.plan import StepPlan
 from prism_server.engine.sequence import Phase
+from prism_server.engine.staging import StagedItem
 from prism_server.errors import BadRequest, EngineFault, PrismError
 from prism_server.media.item import IsWanted, ItemFacts, MediaItem, Patches
 from prism_server.media.kinds import ImageKind
@@ -205,6 +206,26 @@ def test_one_broken_picture_among_good_ones_fails_its_request_and_leaves_the_goo
         mixed = driver.ask([a, whole[: len(whole) // 2], b, SEEN])
         assert isinstance(mixed.error, BadRequest)
         parts = (a, b, SEEN)
+        assert [driver.ask(parts).tokens] == alone([parts])
+
+
+def test_a_picture_that_cannot_be_copied_for_the_device_ends_its_request_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    parts = (*small_pictures(18, 1), SEEN)
+    with running_engine() as driver:
+        runner = driver.engine._parts.executor
+        prepare, failures = runner.prepare, ["no host memory is left"]
+
+        def fails_once(patches: Patches) -> StagedItem:
+            if failures:
+                raise RuntimeError(failures.pop())
+            return prepare(patches)
+
+        monkeypatch.setattr(runner, "prepare", fails_once)
+        failed = driver.ask(parts)
+        assert isinstance(failed.error, EngineFault)
+        assert "no host memory is left" in failed.error.reason
         assert [driver.ask(parts).tokens] == alone([parts])
 
 

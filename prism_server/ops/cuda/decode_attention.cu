@@ -66,7 +66,7 @@ __device__ __forceinline__ void wait_for(void* barrier, u32 parity) {
           shared_address(barrier)), "r"(parity) : "memory");
 }
 
-// Pieces depend on a sequence's own length alone, so that its sums do not depend on the batch.
+// Pieces depend on a sequence's own length alone, so that its sums do not depend on the batch, within a class of these.
 __device__ __forceinline__ int pages_of(int length) { return (length + PAGE - 1) / PAGE; }
 __device__ __forceinline__ int pages_a_piece(int pages, int least) {
   return max(least, (pages + MAX_FULL_PIECES - 1) / MAX_FULL_PIECES);
