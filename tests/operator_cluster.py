@@ -37,6 +37,7 @@ NAMESPACE = Kind("v1", "Namespace", "namespaces", is_namespaced=False)
 LIMIT_RANGE = Kind("v1", "LimitRange", "limitranges")
 DEMO: dict[str, Any] = {"model": {"source": {"demo": {}}}, "engine": {"device": "cpu"}, "kv": {"pages": 64}}
 PATIENCE_S = 60.0
+QUIET_PASSES = 2
 
 
 def install_crd(api: Api) -> None:
@@ -130,14 +131,17 @@ class World:
         self.now_s += 10.0
         return self.reconciler.reconcile(self.namespace, name)
 
-    def settle(self, steps: int = 40) -> None:
-        """Passes, controllers and kubelet until nothing changes."""
+    def settle(self, steps: int = 60) -> None:
+        """Passes, controllers and kubelet until nothing changes: for some passes, since controllers take their time."""
         before: Any = None
+        num_quiet = 0
         for _ in range(steps):
+            was_observed = self.is_observed()  # before the pass: the last one must have seen all there is to see
             self.step()
             self.run_kubelet()
             after = self.versions()
-            if after == before and self.is_observed():
+            num_quiet = num_quiet + 1 if after == before and was_observed else 0
+            if num_quiet == QUIET_PASSES:
                 return
             before = after
             time.sleep(0.1)
