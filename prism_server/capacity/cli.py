@@ -10,7 +10,7 @@ from typing import get_args
 
 from prism_server.capacity.models import KNOWN_MODELS, WEIGHT_ELEMENT_BYTES, ModelShape, Switch, resolve_shape
 from prism_server.capacity.page_layout import ELEMENT_BYTES, PageLayout
-from prism_server.capacity.plan import PagePlan, PlanRequest, plan_pages, suggestions
+from prism_server.capacity.plan import GRAPH_BYTES, PagePlan, PlanRequest, plan_pages, suggestions
 from prism_server.capacity.units import GIB, MIB
 from prism_server.cli_support import ArgumentParser, console_script
 
@@ -77,7 +77,10 @@ def build_parser() -> ArgumentParser:
         flag = f"--{name.replace('_', '-')}"
         gpu.add_argument(flag, type=COUNT, default=DEFAULTS[name], metavar="N", help="default: %(default)s")
     gpu.add_argument("--feature-cache-mib", type=SIZE, default=1024, metavar="MIB", help="default: %(default)s")
-    gpu.add_argument("--graph-mib", type=SIZE, default=1152, metavar="MIB", help="CUDA graphs (default: %(default)s)")
+    graph_mib = GRAPH_BYTES // MIB
+    gpu.add_argument(
+        "--graph-mib", type=SIZE, default=graph_mib, metavar="MIB", help="CUDA graphs (default: %(default)s)"
+    )
     return parser
 
 

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from prism_server.engine.cost_model import MAX_STEP_PATCHES
+from prism_server.engine.graphs import recording
 from prism_server.model.vision import VisionState, VisionTower
 from prism_server.model.vision_canvas import CanvasWindow, PaddedBlocks
 
@@ -147,7 +148,6 @@ def _capture(
     graphs = {}
     for span in all_spans(depth):
         graphs[span] = graph = torch.cuda.CUDAGraph()
-        # Other threads (media, HTTP) may call the driver meanwhile: only this one's calls are restricted.
-        with torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="thread_local"):
+        with recording(graph, pool, stream):
             tower.run_padded(window, *span)
     return graphs

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from operator import attrgetter
 from typing import Any, TypeVar
 
@@ -164,11 +165,21 @@ def _capture(
         load_empty(size)
         run(size)
     graph = torch.cuda.CUDAGraph()
-    # Other threads (media, HTTP) may call the driver meanwhile: only this one's calls are restricted.
-    with torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="thread_local"):
+    with recording(graph, pool, stream):
         output = run(size)
     logits = None if output.logits is None else _window(output.logits)
     return CapturedStep(graph, StepOutput(logits, output.tokens))
+
+
+def recording(graph: torch.cuda.CUDAGraph, pool: Any, stream: torch.cuda.Stream) -> AbstractContextManager[None]:
+    """What is launched inside goes into the graph, and what it makes into the pool.
+
+    Other threads (media, HTTP) may call the driver meanwhile: only this one's calls are restricted.
+    """
+    capture: AbstractContextManager[None] = torch.cuda.graph(
+        graph, pool=pool, stream=stream, capture_error_mode="thread_local"
+    )
+    return capture
 
 
 class _Memory:

@@ -150,11 +150,9 @@ class Owner:
 
     def _take_commands(self, wait: bool) -> None:
         """Everything in the inbox; sleeps on it after a turn that found nothing to run."""
-        if wait:
-            first = self._sleep()
-        else:
-            first = None
+        if not wait:
             self._linger()
+        first = self._sleep() if wait else None
         self.turn_began_s = time.monotonic()
         if first is not None:
             self._obey(first)

@@ -128,8 +128,8 @@ class Runner(Executor):
         self.graphs = GraphFamily({})
         self._stream: torch.cuda.Stream | None = None
         self._thread: ThreadPoolExecutor | None = None
-        self.repeats_itself = self._device.type == "cuda"
-        if self.repeats_itself:
+        if self._device.type == "cuda":
+            self.repeats_itself = True
             self._stream = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
             torch.cuda.synchronize(self._device)  # weights and pools were made in another stream
         else:

@@ -13,14 +13,14 @@
 // 16 bytes of shared memory at a time. E4M3 becomes half precision by one instruction a pair; K's scale multiplies the
 // logits; V's logarithm is added to them, so that no factor exceeds 1.
 //
-// Compiled with SHARE, the query heads of a KV head, and STAGES, the ring's length.
+// Compiled with SHARE, the query heads of a KV head; STAGES, the ring's length; TOKENS of a step, WARPS and ADDERS of a
+// block, MAX_PIECES of a context and MAX_SEQUENCES: see decode_attention.py.
 
 typedef unsigned int u32;
 typedef unsigned short u16;
 typedef long long i64;
 
-constexpr int PAGE = 64, TOKENS = 32, DIM = 128;  // of a page; of a step; of a head
-constexpr int WARPS = 8, MAX_PIECES = 32, MAX_SEQUENCES = 256;
+constexpr int PAGE = 64, DIM = 128;  // tokens; numbers of a head
 constexpr int MAX_RESTS = 4, MAX_FULL_PIECES = MAX_PIECES - MAX_RESTS + 1;  // of a context
 constexpr int TILE_BYTES = TOKENS * DIM, SCALE_BYTES = TOKENS * 4, STEP_BYTES = 2 * (TILE_BYTES + SCALE_BYTES);
 constexpr int ROW_BYTES = DIM * 2, QUERY_BYTES = SHARE * ROW_BYTES, STAGE_BYTES = STEP_BYTES + QUERY_BYTES;
@@ -348,8 +348,6 @@ decode_attention(const u16* __restrict__ q,           // bf16 [rows, heads, DIM]
     more = walk.advance();
   }
 }
-
-constexpr int ADDERS = SHARE < 4 ? SHARE : 4;  // warps of a block
 
 // Adds the pieces of each (sequence, KV head), in order: a block each, a warp a query head.
 extern "C" __global__ void __launch_bounds__(ADDERS * 32)

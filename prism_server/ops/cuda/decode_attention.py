@@ -38,18 +38,30 @@ def least_piece_pages(num_sequences: int) -> int:
     return 2 if num_sequences <= 4 else 4 if num_sequences <= 16 else 8 if num_sequences <= 32 else 16
 
 
+def constants_of(share: int) -> dict[str, int]:
+    """What the source is compiled with for so many query heads a KV head."""
+    return {
+        "SHARE": share,
+        "STAGES": 3 if share <= 4 else 2,  # what fits beside as many queries
+        "TOKENS": STEP_TOKENS,
+        "WARPS": WARPS,
+        "ADDERS": min(share, 4),
+        "MAX_PIECES": MAX_PIECES,
+        "MAX_SEQUENCES": MAX_SEQUENCES,
+    }
+
+
 class DecodeAttention:
     """The compiled kernel and its workspace; sequences of more than one row in a step are not its business."""
 
     def __init__(self, heads: int, kv_heads: int, device: torch.device) -> None:
         """The workspace is 17 KB a sequence and query head, for 256 sequences: 136 MB for 32 heads."""
         share = heads // kv_heads
-        stages = 3 if share <= 4 else 2  # what fits beside as many queries
-        stage_bytes = 2 * STEP_TOKENS * (128 + 4) + share * 128 * 2
-        constants = {"SHARE": share, "STAGES": stages}
-        self._kernel = Kernel(SOURCE, "decode_attention", ARGUMENTS, WARPS * stages * stage_bytes, constants)
+        constants = constants_of(share)
+        ring_bytes = WARPS * constants["STAGES"] * (2 * STEP_TOKENS * (128 + 4) + share * 128 * 2)
+        self._kernel = Kernel(SOURCE, "decode_attention", ARGUMENTS, ring_bytes, constants)
         self._combine = Kernel(SOURCE, "combine_pieces", COMBINE_ARGUMENTS, 0, constants)
-        self._adders = min(share, 4)
+        self._adders = constants["ADDERS"]
         partial_floats = -(-share * (128 + 2) // 4) * 4
         floats = MAX_SEQUENCES * kv_heads * MAX_PIECES * partial_floats
         self._partials = torch.empty(floats, dtype=torch.float32, device=device)
