@@ -15,8 +15,8 @@ LABEL_DEPLOYMENT = "prism-infer.io/deployment"
 LABEL_COMPONENT = "app.kubernetes.io/component"
 LABEL_CLASS = "prism-infer.io/operator-class"
 ANNOTATION_TEMPLATE_VERSION = "prism-infer.io/template-version"
-TEMPLATE_VERSIONS = (1, 2)
-"""Versions of the engines' pod template that this operator can render, oldest first: N - 1 and N once there are two."""
+TEMPLATE_VERSIONS = (2, 3)
+"""Versions of the engines' pod template that this operator can render, oldest first: N - 1 and N."""
 ROUTER_TEMPLATE_VERSIONS = (1,)
 """The same of the routers' pod template."""
 

@@ -214,7 +214,7 @@ def _node_affinity(
 def _arithmetic(spec: PrismDeploymentSpec, plan: PagePlan) -> str:
     """The sum in one line, every term of it."""
     request, layout = plan.request, plan.layout
-    working = plan.reserved_bytes - plan.weight_bytes - plan.fp8_head_bytes
+    working = plan.reserved_bytes - plan.model_bytes
     head = f"- {_gib(plan.fp8_head_bytes)} FP8 head " if request.has_fp8_head else ""
     line = (
         f"{request.shape.name}, {layout.kv_dtype}, TP {request.tensor_parallel}: "

@@ -95,10 +95,15 @@ class PagePlan:
     graph_bytes: int
 
     @property
+    def model_bytes(self) -> int:
+        """What the model itself takes: its weights, and the copy of the LM head where there is one."""
+        return self.weight_bytes + self.fp8_head_bytes
+
+    @property
     def reserved_bytes(self) -> int:
         """Everything beside the pages."""
         working = self.activation_bytes + self.encoder_bytes + self.feature_cache_bytes + self.graph_bytes
-        return self.weight_bytes + self.fp8_head_bytes + working
+        return self.model_bytes + working
 
     @property
     def kv_bytes(self) -> int:

@@ -10,7 +10,7 @@ from prism_server.cli_support import console_script, end_on_sigterm
 
 @console_script("prism-serve")
 def main(argv: Sequence[str]) -> int:
-    """Exit codes: 0 stopped in order, 1 the engine broke, 2 it could not start as configured."""
+    """Exit codes: 0 stopped in order, 1 the engine broke or stands still, 2 it could not start as configured."""
     end_on_sigterm()  # imports take seconds from here on
     import asyncio
 

@@ -46,13 +46,21 @@ async def serve(settings: ServerSettings) -> int:
             fault = await _load_and_serve(services, stop)
     finally:
         has_ended = await asyncio.to_thread(services.close)
+    fault = fault or _fault_at_the_end(services, has_ended)
     code = 0
     if fault is not None:
-        _say_fault(fault)  # again, as the last line: Kubernetes keeps the end of what a container has said
+        _say_fault(fault)  # as the last line, said before or not: Kubernetes keeps the end of what a container has said
         code = FAULT_EXIT_CODE
     if not has_ended:
         _leave_at_once(code)
     return code
+
+
+def _fault_at_the_end(services: Services, has_ended: bool) -> EngineFault | None:
+    """Of an engine in whose last step the drain was over: the step has failed since, or does not end."""
+    if not has_ended:
+        return EngineFault("the engine stands still: told to stop, it did not end its step")
+    return services.fault
 
 
 def _leave_at_once(code: int) -> NoReturn:

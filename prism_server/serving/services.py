@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from prism_server.errors import EngineFault
 from prism_server.http.key_file import KeyFile
 from prism_server.media.fetch import LinkFetcher
 from prism_server.serving.cache_journal import CacheJournal
@@ -78,6 +79,11 @@ class Services:
         if self._running is None:
             raise NotReady(self.lifecycle.reason, self.lifecycle.phase)
         return self._running
+
+    @property
+    def fault(self) -> EngineFault | None:
+        """What the engine died of; None while it lives, and before there is one."""
+        return None if self._running is None else self._running.engine.fault
 
     def close(self) -> bool:
         """False: the engine is stuck, so that the process has to be ended; see `Engine.stop`."""

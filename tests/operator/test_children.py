@@ -95,7 +95,7 @@ def test_every_child_is_owned_without_blocking_and_has_no_finalizer(name: str) -
         assert body["metadata"]["namespace"] == "team"
 
 
-@pytest.mark.parametrize("version", [0, NEWEST + 1, 99])
+@pytest.mark.parametrize("version", [0, TEMPLATE_VERSIONS[0] - 1, NEWEST + 1, 99])
 def test_an_unknown_template_version_is_refused(version: int) -> None:
     with pytest.raises(Refused, match="templateVersion") as refused:
         children(deployment(DEMO), OPTIONS, version)
@@ -318,11 +318,13 @@ def test_an_operator_upgrade_alone_changes_no_pod_template(made_with: int) -> No
 
 
 def test_a_changed_spec_gets_the_new_default_image_and_the_newest_template_unless_it_says_another() -> None:
-    [live] = [body for body in children(deployment(HUB), OPTIONS, 1) if body["kind"] == "StatefulSet"]
+    oldest = TEMPLATE_VERSIONS[0]
+    [live] = [body for body in children(deployment(HUB), OPTIONS, oldest) if body["kind"] == "StatefulSet"]
     newer = replace(OPTIONS, engine_image="prism-server:9.9.9")
     change = merged(HUB, {"engine": {"maxContextTokens": 4096}})
     assert versions.ENGINE.pinned(deployment(change), newer, live) == (newer, NEWEST)
-    assert versions.ENGINE.pinned(deployment(merged(change, {"templateVersion": 1})), newer, live) == (newer, 1)
+    older = merged(change, {"templateVersion": oldest})
+    assert versions.ENGINE.pinned(deployment(older), newer, live) == (newer, oldest)
     assert versions.ENGINE.pinned(deployment(HUB), newer, None)[0] == newer
 
 

@@ -1,4 +1,4 @@
-"""The memory that is asked for where the spec names none: all that is kept on the host, from template version 2 on."""
+"""The memory that is asked for where the spec names none: all that is kept on the host, by the newest template."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from prism_operator.children.config import settings_of
 from prism_operator.children.memory import CPU_POOL_BYTES, MOST_DEFAULT_WORKERS, engine_memory_bytes
 from prism_operator.children.resources import engine_resources
 from prism_operator.crd.quantity import quantity_bytes
+from prism_operator.deployment import TEMPLATE_VERSIONS
 from prism_server.capacity.models import KNOWN_MODELS
 from prism_server.engine import device_build
 from prism_server.media import pipeline
@@ -19,8 +20,8 @@ MIB = 1 << 20
 GIB = 1 << 30
 
 
-def asked(spec: dict[str, Any], version: int = 2) -> int:
-    return engine_memory_bytes(deployment(spec).spec, version)
+def asked(spec: dict[str, Any]) -> int:
+    return engine_memory_bytes(deployment(spec).spec, TEMPLATE_VERSIONS[-1])
 
 
 def more(change: dict[str, Any], base: dict[str, Any] = HUB) -> int:
@@ -73,15 +74,9 @@ def test_the_sum_counts_with_the_engines_own_figures() -> None:
     }
 
 
-def test_the_first_template_asks_for_what_it_always_did() -> None:
-    links = {"media": {"links": {"hosts": ["*"]}}}
-    assert asked(HUB, 1) == asked(merged(HUB, links), 1) == GIB
-    assert asked(merged(HUB, {"kv": {"hostMemory": "8Gi"}}), 1) == 9 * GIB
-
-
 @pytest.mark.parametrize("part", ["requests", "limits"])
 def test_memory_that_the_spec_names_stands(part: str) -> None:
     spec = merged(HUB, {"podTemplate": {"resources": {part: {"memory": "3Gi"}}}})
-    resources = engine_resources(deployment(spec).spec, 2)
+    resources = engine_resources(deployment(spec).spec, TEMPLATE_VERSIONS[-1])
     said = {quantity_bytes(resources[each]["memory"]) for each in resources if "memory" in resources[each]}
     assert said == {3 * GIB}

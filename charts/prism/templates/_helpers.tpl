@@ -31,14 +31,15 @@ app.kubernetes.io/managed-by: {{ .root.Release.Service }}
 helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version | replace "+" "_" }}
 {{- end }}
 
-{{/* Reference of an image. Call with (dict "root" $ "image" .Values.images.operator). */}}
+{{/* Reference of an image. Call with (dict "root" $ "image" "operator"). `helm upgrade --reuse-values` keeps the values of the older release: an image that it did not know has none, and is named as all are. */}}
 {{- define "prism.image" -}}
+{{- $image := get .root.Values.images .image | default dict }}
 {{- with .root.Values.image.registry }}{{ trimSuffix "/" . }}/{{ end }}
-{{- .image.repository }}
-{{- if .image.digest -}}
-@{{ .image.digest }}
+{{- $image.repository | default (printf "prism-%s" (kebabcase .image)) }}
+{{- if $image.digest -}}
+@{{ $image.digest }}
 {{- else -}}
-:{{ .image.tag | default .root.Values.image.tag | default .root.Chart.AppVersion }}
+:{{ $image.tag | default .root.Values.image.tag | default .root.Chart.AppVersion }}
 {{- end }}
 {{- end }}
 

@@ -6,11 +6,13 @@ template, so another sum is another template version.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from prism_operator.children.config import settings_of
-from prism_operator.crd.quantity import quantity_bytes
 from prism_operator.crd.spec import PrismDeploymentSpec
 from prism_operator.shapes import shape_of
-from prism_server.capacity.models import KNOWN_MODELS
+from prism_server.capacity.models import KNOWN_MODELS, WeightDtype
+from prism_server.capacity.plan import plan_pages
 from prism_server.settings import ServerSettings
 
 PROCESS_BYTES = 1 << 30
@@ -32,11 +34,9 @@ def shared_memory_bytes(spec: PrismDeploymentSpec) -> int:
 
 def engine_memory_bytes(spec: PrismDeploymentSpec, template_version: int) -> int:
     """Bytes to ask for. Raises Refused where the spec has no settings to count with."""
-    if template_version == 1:  # the media cache, what is being decoded and the CPU's pools were left out
-        return PROCESS_BYTES + quantity_bytes(spec.kv.host_memory) + shared_memory_bytes(spec)
     settings = settings_of(spec)
     caches = settings.kv.host_bytes + settings.media.cache_bytes
-    on_cpu = _bytes_without_a_card(spec, settings) if spec.engine.device == "cpu" else 0
+    on_cpu = _bytes_without_a_card(spec, settings, template_version) if spec.engine.device == "cpu" else 0
     return PROCESS_BYTES + shared_memory_bytes(spec) + caches + _bytes_under_way(settings) + on_cpu
 
 
@@ -51,8 +51,14 @@ def _bytes_under_way(settings: ServerSettings) -> int:
     return decoding + 2 * settings.http.max_body_bytes + links
 
 
-def _bytes_without_a_card(spec: PrismDeploymentSpec, settings: ServerSettings) -> int:
-    """What a card would hold; the weights of a model whose shape is not known are left out."""
+def _bytes_without_a_card(spec: PrismDeploymentSpec, settings: ServerSettings, template_version: int) -> int:
+    """What a card would hold; a model whose shape is not known is left out."""
+    pools = (settings.kv.memory_bytes or CPU_POOL_BYTES) + settings.engine.feature_cache_bytes
     shape = shape_of(spec)
-    weights = 0 if shape is None else shape.weight_bytes("bf16" if settings.model.dtype == "bfloat16" else "fp32")
-    return weights + (settings.kv.memory_bytes or CPU_POOL_BYTES) + settings.engine.feature_cache_bytes
+    if shape is None:
+        return pools
+    weights: WeightDtype = "bf16" if settings.model.dtype == "bfloat16" else "fp32"
+    plan = plan_pages(replace(settings.plan_request(shape, gpu_memory_bytes=1), weight_dtype=weights))
+    if template_version == 2:  # the FP8 copy of the LM head was left out
+        return pools + plan.weight_bytes
+    return pools + plan.model_bytes
