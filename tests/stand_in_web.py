@@ -7,8 +7,11 @@ import contextlib
 import ssl
 import threading
 from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+
+WAIT_S = 60
 
 Piece = bytes | float
 """Bytes to send, or seconds to wait."""
@@ -67,7 +70,7 @@ class Site:
 
     async def handle(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.connections += 1
-        with contextlib.suppress(ConnectionError, asyncio.IncompleteReadError):
+        with contextlib.closing(writer), contextlib.suppress(ConnectionError, asyncio.IncompleteReadError):
             head = (await reader.readuntil(b"\r\n\r\n")).decode().split("\r\n")
             headers = dict(line.lower().split(": ", 1) for line in head[1:] if line)
             asked = Asked(head[0].split(" ")[1], headers)
@@ -78,32 +81,28 @@ class Site:
                     await writer.drain()
                 else:
                     await asyncio.sleep(piece)
-        writer.close()
 
 
 @contextmanager
 def site(tls: ssl.SSLContext | None = None) -> Iterator[Site]:
-    """On the loopback, in a thread, on a port of the system's choice."""
+    """On the loopback, in a thread, on a port of the system's choice. At the end nothing of it is left to be collected:
+    that would be logged in the middle of another test."""
     served = Site(tls)
-    loop = asyncio.new_event_loop()
-    started = threading.Event()
+    running: Future[tuple[asyncio.AbstractEventLoop, asyncio.Event]] = Future()
 
-    async def run(stop: asyncio.Event) -> None:
+    async def run() -> None:
+        stop = asyncio.Event()
         server = await asyncio.start_server(served.handle, "127.0.0.1", 0, ssl=tls)
         served.port = server.sockets[0].getsockname()[1]
-        started.set()
+        running.set_result((asyncio.get_running_loop(), stop))
         await stop.wait()
         server.close()
-        for task in asyncio.all_tasks() - {asyncio.current_task()}:
-            task.cancel()
 
-    stop = asyncio.Event()
-    thread = threading.Thread(target=lambda: loop.run_until_complete(run(stop)), daemon=True)
+    thread = threading.Thread(target=lambda: asyncio.run(run()), daemon=True)
     thread.start()
-    assert started.wait(10)
+    loop, stop = running.result(WAIT_S)
     try:
         yield served
     finally:
         loop.call_soon_threadsafe(stop.set)
-        thread.join(10)
-        loop.close()
+        thread.join(WAIT_S)

@@ -43,7 +43,7 @@ class Fetching:
         self.names = names or Names(media_example_org=["127.0.0.1"])
         self.reports: list[FetchReport] = []
         given = {"hosts": (HOST,), "allow_http": True, "ports": (web.port,), "private_networks": ("127.0.0.0/8",)}
-        rules = FetchSettings.model_validate(given | {"total_timeout_s": 5.0} | settings)
+        rules = FetchSettings.model_validate(given | {"total_timeout_s": 60.0} | settings)
         self._port = web.port
         self.fetcher = LinkFetcher(rules, self.reports.append, self.names)
 

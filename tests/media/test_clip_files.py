@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import io
 import random
-import time
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
 from fractions import Fraction
 from importlib.metadata import distribution
 
@@ -299,7 +299,7 @@ def test_seeking_shows_the_frames_that_reading_from_the_start_shows(monkeypatch:
     assert again == levels
 
 
-def test_a_clip_of_two_hours_is_refused_or_shown_within_bounded_memory_and_time() -> None:
+def test_a_clip_of_two_hours_is_refused_or_shown_within_bounded_memory_and_work() -> None:
     data = long_clip(7200, key_every=250)
     shown: list[ItemFacts] = []
 
@@ -313,13 +313,12 @@ def test_a_clip_of_two_hours_is_refused_or_shown_within_bounded_memory_and_time(
         finally:
             pipeline.close()
 
-    started_s = time.monotonic()
     with pytest.raises(BadRequest, match="longer than 3600 seconds"):
         show(3600)
     assert peak_growth_bytes(lambda: show(7200)) < 64 << 20
-    assert time.monotonic() - started_s < 30
     (facts,) = shown
     assert facts.clip is not None
+    assert read_index(data, replace(LIMITS, max_video_s=7200), "messages").num_decoded(facts.clip.frames) < 7200 / 4
     assert len(facts.clip.frames) == 12
     assert facts.clip.pair_times_s[-1] == pytest.approx(6872.0, abs=1)
 

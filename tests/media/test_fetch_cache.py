@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -95,14 +96,15 @@ def test_an_answer_is_believed_as_long_as_it_says_and_the_server_allows(
     assert reader.outcomes == outcomes
 
 
-def test_freshness_ends_at_the_servers_bound(web: Site) -> None:
+def test_freshness_ends_at_the_servers_bound(web: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    now_s = 1000
+    monkeypatch.setattr("prism_server.media.fetch.time", SimpleNamespace(monotonic=lambda: now_s))
     web.pages["/a"] = as_long_as_unchanged(A, '"1"', cache_control="max-age=1000000")
     reader = Reader(web, max_fresh_s=4)
-    reader.get("/a")
-    asyncio.run(asyncio.sleep(4.05))
-    assert reader.get("/a") == A
-    assert reader.get("/a") == A
-    assert reader.outcomes == ["fetched", "unchanged", "fresh"]
+    for later_s in (0, 3, 1, 3):
+        now_s += later_s
+        assert reader.get("/a") == A
+    assert reader.outcomes == ["fetched", "fresh", "unchanged", "fresh"]
 
 
 def test_redirects_are_walked_again_and_their_end_is_asked_about(web: Site) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 
@@ -54,17 +55,28 @@ def test_a_failure_reaches_all_who_wait_and_is_not_kept(web: Site) -> None:
 
 
 def test_one_who_leaves_takes_nothing_from_the_others_the_last_one_ends_the_fetch(web: Site) -> None:
-    web.pages["/a"] = always(0.5, answer(BODY))
-    fetching = Fetching(web, concurrency=1, total_timeout_s=10)
+    left = threading.Event()
+
+    def page(_: Asked) -> Iterable[Piece]:
+        while not left.is_set():
+            yield 0.01
+        yield answer(BODY)
+
+    web.pages["/a"] = page
+    fetching = Fetching(web, concurrency=1)
 
     async def two() -> bytes:
         first, second = (asyncio.create_task(fetching.get("/a")) for _ in range(2))
-        await asyncio.sleep(0.05)
+        while "/a" not in web.paths:
+            await asyncio.sleep(0.01)
         first.cancel()
+        with suppress(asyncio.CancelledError):
+            await first
+        left.set()
         return await second
 
     assert asyncio.run(two()) == BODY
-    web.pages["/b"] = always(9.0)
+    web.pages["/b"] = always(3600.0)
 
     async def gone() -> bytes:
         only = asyncio.create_task(fetching.get("/b"))
@@ -78,6 +90,7 @@ def test_one_who_leaves_takes_nothing_from_the_others_the_last_one_ends_the_fetc
 
     assert asyncio.run(gone()) == BODY
     assert web.paths == ["/a", "/b", "/b"]
+    assert fetching.outcomes == ["fetched", "fetched"], "the one that was left did not run out of time"
 
 
 def test_so_many_at_a_time_and_no_more(web: Site) -> None:
@@ -87,7 +100,9 @@ def test_so_many_at_a_time_and_no_more(web: Site) -> None:
         nonlocal inside, most
         inside += 1
         most = max(most, inside)
-        yield 0.5
+        while most < 2:
+            yield 0.01
+        yield 0.2  # for a third, if one could come
         inside -= 1
         yield answer(BODY)
 
@@ -102,20 +117,28 @@ def test_so_many_at_a_time_and_no_more(web: Site) -> None:
 
 
 def test_who_gets_no_turn_in_time_is_told_to_come_again(web: Site) -> None:
-    web.pages |= {"/slow": always(0.9, answer(BODY)), "/a": always(answer(BODY))}
-    fetching = Fetching(web, concurrency=1, total_timeout_s=1.0)
+    """Two who have come before take the one place after each other; the second keeps it for all of its time."""
+    go_on = threading.Event()
+
+    def page(_: Asked) -> Iterable[Piece]:
+        while not go_on.is_set():
+            yield 0.01
+        yield answer(BODY)
+
+    web.pages |= {"/first": page, "/second": always(3600.0), "/a": always(answer(BODY))}
+    fetching = Fetching(web, concurrency=1, total_timeout_s=2.0)
 
     async def ask() -> None:
-        ahead = [asyncio.create_task(fetching.get("/slow")) for _ in range(1)]
-        ahead += [asyncio.create_task(fetching.get(f"/slow?{i}")) for i in range(2)]
-        web.pages |= {f"/slow?{i}": always(0.9, answer(BODY)) for i in range(2)}
-        await asyncio.sleep(0)
+        first, second, late = (asyncio.create_task(fetching.get(path)) for path in ("/first", "/second", "/a"))
+        await asyncio.sleep(0.05)  # so that the second's time begins after that of the last
+        go_on.set()
         with pytest.raises(Overloaded):
-            await fetching.get("/a")
-        await asyncio.gather(*ahead, return_exceptions=True)
+            await late
+        await asyncio.gather(first, second, return_exceptions=True)
 
     asyncio.run(ask())
-    assert "busy" in fetching.outcomes
+    assert fetching.outcomes == ["fetched", "busy", "timeout"]
+    assert web.paths == ["/first", "/second"]
 
 
 def test_a_loop_that_fetches_goes_on(web: Site) -> None:

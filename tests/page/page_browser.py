@@ -51,7 +51,7 @@ def chromium_path() -> Path | None:
 def running_browser(path: Path) -> Iterator[Browser]:
     """Headless."""
     with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=path, args=["--disable-gpu"])
+        browser = playwright.chromium.launch(executable_path=path, args=["--disable-gpu"], timeout=2 * PATIENCE_MS)
         try:
             yield browser
         finally:
@@ -88,7 +88,10 @@ def carried(name: str, data: bytes, media_type: str = "image/png") -> list[str]:
 
 
 def drop(page: Page, *files: list[str]) -> None:
+    """Until each has a tile: what a file is, the page finds out by reading it."""
+    num_tiles = page.locator(".tile").count()
     page.evaluate(DROP, list(files))
+    expect(page.locator(".tile")).to_have_count(num_tiles + len(files))
 
 
 def ask(page: Page, question: str) -> Locator:
@@ -100,9 +103,12 @@ def ask(page: Page, question: str) -> Locator:
 
 
 def finished(page: Page, number: int) -> Locator:
-    """Entry `number`, counted from 1, once its answer has ended, well or not."""
+    """Entry `number`, counted from 1, once its answer has ended, well or not, and the next question can be asked.
+
+    Between the last event of a stream and the end of the stream it is not open any more and says nothing yet.
+    """
     entry = page.locator(f".entry:not(.is-open):has(#question-{number})")
-    entry.wait_for()
+    entry.locator(".verdict").wait_for()
     return entry
 
 

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from page_browser import MISSING, chromium_path, running_browser
+from page_browser import MISSING, chromium_path, finished, running_browser
 from playwright.sync_api import Page
 
 from prism_server.bench.demo import SERVER
@@ -30,9 +30,9 @@ def ask_two_questions(page: Page) -> None:
     """The first pays for the pictures, the second does not."""
     page.get_by_role("button", name=EXAMPLE).click()
     questions = page.locator(".suggestion")
-    for number in range(2):
-        questions.nth(number).click()
-        page.locator(".entry.is-done").nth(number).wait_for()
+    for index in range(2):
+        questions.nth(index).click()
+        finished(page, index + 1)
     page.wait_for_timeout(1000)  # until the bars have come to rest
 
 

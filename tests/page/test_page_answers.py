@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from page_browser import SMALL, OpenPage, ask, carried, drop, finished
+from page_browser import SMALL, OpenPage, ask, bar_width, carried, drop, finished, rows
 from playwright.sync_api import Browser, Page, Route, expect
 
 from prism_server.bench.page_examples import encode_gif, examples
@@ -63,7 +63,6 @@ def answer_with(page: Page, body: str, status: int = 200, **headers: str) -> lis
 def drop_clip(page: Page) -> None:
     clip = examples()[-1].files[0]
     drop(page, carried("clip.gif", encode_gif(clip.frames), "image/gif"))
-    expect(page.locator(".tile")).to_have_count(1)
 
 
 def test_what_moves_is_sent_as_a_clip_and_a_refusal_names_the_file(open_page: OpenPage) -> None:
@@ -134,6 +133,18 @@ def test_a_partly_known_request_is_told_as_it_was(open_page: OpenPage) -> None:
         "First token 12 ms",
         "Reused 30 of 100 tokens",
     ]
+
+
+def test_the_bars_of_all_questions_share_one_scale(open_page: OpenPage) -> None:
+    page = open_page(reduced_motion="reduce")
+    entries = []
+    for first_token_ms in (800.0, 200.0):
+        timings = TIMINGS | {"first_token_ms": first_token_ms}
+        answer_with(page, token("yes") + event("done", DONE | {"prism": DONE["prism"] | {"timings": timings}}))
+        entries.append(ask(page, "What is the total?"))
+    widths = [bar_width(rows(entry)["first"]) for entry in entries]
+    assert widths[1] / widths[0] == pytest.approx(0.25, abs=0.01)
+    expect(page.locator("#scale")).to_have_text("Bars: 0 to 800 ms")
 
 
 def test_escape_stops_a_question(open_page: OpenPage) -> None:

@@ -52,6 +52,6 @@ def test_the_bundled_model_answers_every_suggested_question(example: Example, pa
     for turn in example.turns:
         content = [*parts, {"type": "text", "text": turn.question}]
         body = {"messages": [{"role": "user", "content": content}], "stream": False, "max_tokens": 160}
-        answer = httpx.post(f"{page_server.api_url}/v1/generate", json=body, timeout=60)
+        answer = httpx.post(f"{page_server.api_url}/v1/generate", json=body, timeout=240)
         assert answer.status_code == 200, answer.text
         assert answer.json()["samples"][0]["text"] == turn.answer

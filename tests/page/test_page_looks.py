@@ -46,7 +46,7 @@ def brightness(page: Page) -> float:
 
 
 def test_a_phone_shows_all_of_it_without_scrolling_sideways(open_page: OpenPage) -> None:
-    page = open_page(**PHONE)
+    page = open_page(reduced_motion="reduce", **PHONE)  # so that bars have their widths at once
     assert page.evaluate("document.documentElement.scrollWidth") == 320
     with_answers(page)
     assert page.evaluate("document.documentElement.scrollWidth") == 320
