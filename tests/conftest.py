@@ -9,9 +9,11 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
-settings.register_profile("prism", deadline=None, derandomize="CI" in os.environ)
+settings.register_profile(
+    "prism", deadline=None, derandomize="CI" in os.environ, suppress_health_check=[HealthCheck.too_slow]
+)
 settings.load_profile("prism")
 
 if not Path("/dev/nvidiactl").exists():

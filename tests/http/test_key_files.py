@@ -38,6 +38,7 @@ def test_api_keys_rotate_without_a_restart_and_without_a_401_in_between(path: Pa
 def test_the_first_key_is_the_one_to_show_and_the_last_good_one_stays(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(key_file, "CHECK_INTERVAL_S", 3600.0)
     keys = KeyFile(path, "keys")
     path.write_text("new-key\nold-key\n")
     assert keys.first() == "old-key"  # no look at the file for each use

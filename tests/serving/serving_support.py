@@ -14,6 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -54,7 +55,11 @@ class ServerProcess:
         ]
         for reader in self._readers:
             reader.start()
-        line = self._lines.get(timeout=START_TIMEOUT_S)  # prism-serve: api on URL, admin on URL
+        try:
+            line = self._lines.get(timeout=START_TIMEOUT_S)  # prism-serve: api on URL, admin on URL
+        except queue.Empty:
+            self.process.kill()  # nobody has it yet who could close it
+            raise
         self.api, self.admin = (word.rstrip(",\n") for word in line.split() if word.startswith("http://"))
         self.http = httpx.Client(timeout=60.0)
 
@@ -113,6 +118,21 @@ def serving(prelude: str = "", **options: str) -> Iterator[ServerProcess]:
         yield server.wait_ready()
     finally:
         server.close()
+
+
+def held_at(step: int, until: Path) -> str:
+    """A prelude: the device waits before its step of that number, 0 being the first, until the file is there."""
+    return f"""
+import itertools, pathlib, time
+from prism_server.engine import runner
+run, steps = runner.Runner.execute, itertools.count()
+def run_when_let(self, plan):
+    if next(steps) == {step}:
+        while not pathlib.Path({str(until)!r}).exists():
+            time.sleep(0.01)
+    return run(self, plan)
+runner.Runner.execute = run_when_let
+"""
 
 
 def _read_lines(pipe: Any, take: Callable[[str], None]) -> None:

@@ -91,7 +91,8 @@ def test_odd_sizes_are_served(server: ServerProcess, size: tuple[int, int]) -> N
 
 
 def test_a_bad_item_is_a_4xx_on_its_own_request_the_stream_beside_it_loses_no_token(server: ServerProcess) -> None:
-    body = chat_body("Describe the picture.", image_part(noise(12)), max_tokens=150, ignore_eos=True, stream=True)
+    # Of this answer no token is nearly as likely as another: it is the same in batches of any size.
+    body = chat_body("Describe the picture.", image_part(noise(14)), max_tokens=150, ignore_eos=True, stream=True)
 
     def stream() -> list[Any]:
         with server.http.stream("POST", f"{server.api}/v1/chat/completions", json=body) as response:

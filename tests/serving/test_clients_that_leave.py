@@ -17,16 +17,21 @@ SETUP_S = 60.0
 LONG = 3000
 PATIENT = """
 import time
+from prism_server.engine.runner import Runner
 from prism_server.media.kinds import ImageKind
-prepare = ImageKind.prepare
+prepare, execute = ImageKind.prepare, Runner.execute
 def prepare_when_nobody_waits(self, item, facts, is_wanted):
     end_s = time.monotonic() + 60
     while facts.num_tokens > 1000 and is_wanted() and time.monotonic() < end_s:
         time.sleep(0.01)
     return prepare(self, item, facts, is_wanted)
-ImageKind.prepare = prepare_when_nobody_waits
+def execute_slowly_if_far_on(self, plan):
+    if any(rows.count > 1 and rows.start > 200 for rows in plan.sequences):
+        time.sleep(0.05)
+    return execute(self, plan)
+ImageKind.prepare, Runner.execute = prepare_when_nobody_waits, execute_slowly_if_far_on
 """
-"""Large pictures are being prepared for as long as somebody wants them."""
+"""Large pictures are being prepared for as long as somebody wants them; long prompts take half a minute."""
 
 
 @pytest.fixture(scope="module")
@@ -99,7 +104,7 @@ def test_queued(own_server: ServerProcess, stream: bool) -> None:
 
 def test_prefilling(own_server: ServerProcess) -> None:
     before = own_server.metrics()
-    body = chat_body("word " * 2000, max_tokens=4, stream=True)  # some hundred steps of 8 tokens
+    body = chat_body("word " * 2000, max_tokens=4, stream=True)  # 6,000 tokens, 8 a step
     client = Client(own_server, body).send()
     prefilled = "prism_engine_prefilled_tokens_total"
     eventually(lambda: own_server.metrics()[prefilled] > before[prefilled], SETUP_S)

@@ -125,7 +125,7 @@ def test_slow_links_hold_up_nobody_else(fetching: ServerProcess, web: Site) -> N
         thread.start()
     eventually(lambda: fetching.capacity()["inside"] == 12, TOTAL_TIMEOUT_S / 2)
     assert fetching.chat(image_part(noise(506)), "What is it?", max_tokens=2).status_code == 200
-    assert fetching.capacity()["inside"] == 12
+    assert fetching.capacity()["inside"] >= 12  # the one that was answered may not have gone yet
     for thread in waiting:
         thread.join()
     assert fetching.metrics()["prism_link_fetches_total{timeout}"] >= 12

@@ -16,7 +16,7 @@ from prism_server.engine import runner
 from prism_server.media import kinds
 from prism_server.serving import exchange
 
-exchange.COMMENT_EVERY_S = 0.3
+exchange.COMMENT_EVERY_S = 0.2
 prepare, describe, execute = kinds.ImageKind.prepare, kinds.ImageKind.describe, runner.Runner.execute
 def describe_but_gif(self, item, key):
     if item.data.startswith(b"GIF"):
@@ -28,7 +28,7 @@ def prepare_but_bmp(self, item, *rest):
     return prepare(self, item, *rest)
 def execute_slowly_if_large(self, plan):
     if any(rows.count > 300 for rows in plan.sequences):
-        time.sleep(1.5)
+        time.sleep(3)
     return execute(self, plan)
 kinds.ImageKind.describe, kinds.ImageKind.prepare = describe_but_gif, prepare_but_bmp
 runner.Runner.execute = execute_slowly_if_large

@@ -17,12 +17,33 @@ from urllib.parse import urlsplit
 import httpx
 import pytest
 import torch
-from serving_support import ServerProcess, chat_body, eventually, serving, sse_events, url_part
+from serving_support import ServerProcess, chat_body, eventually, held_at, serving, sse_events, url_part
 
 from prism_server.demo_model import checkpoint_dir
 
-STREAM = chat_body("Hello", max_tokens=600, ignore_eos=True, stream=True)
-"""Lasts some seconds: what happens to it happens while it runs."""
+STREAM = chat_body("Hello", max_tokens=60, ignore_eos=True, stream=True)
+HOLD_LOADING = """
+import asyncio, pathlib
+from prism_server.serving import server
+load = server._load
+def load_when_let(services):
+    async def loaded():
+        while not pathlib.Path({!r}).exists():
+            await asyncio.sleep(0.01)
+        return await load(services)
+    return asyncio.ensure_future(loaded())
+server._load = load_when_let
+"""
+"""The model is loaded once the file is there."""
+SLOW_STEPS = """
+import time
+from prism_server.engine import runner
+execute = runner.Runner.execute
+def execute_slowly(self, plan):
+    time.sleep(0.01)
+    return execute(self, plan)
+runner.Runner.execute = execute_slowly
+"""
 
 
 @pytest.fixture
@@ -35,9 +56,9 @@ def process() -> Iterator[list[ServerProcess]]:
 
 
 def test_the_port_answers_livez_from_the_first_second_and_readyz_only_when_the_model_can_answer(
-    process: list[ServerProcess],
+    process: list[ServerProcess], tmp_path: Path
 ) -> None:
-    server = ServerProcess()
+    server = ServerProcess(HOLD_LOADING.format(str(tmp_path / "load")))
     process.append(server)
     assert server.http.get(f"{server.api}/livez").status_code == 200
     assert time.monotonic() - server.started_s < 10  # a second, with tenfold slack
@@ -45,6 +66,7 @@ def test_the_port_answers_livez_from_the_first_second_and_readyz_only_when_the_m
     assert server.http.get(f"{server.api}/startupz").status_code == 503
     refused = server.chat("Hello")
     assert (refused.status_code, refused.json()["error"]["code"]) == (503, "loading")
+    (tmp_path / "load").touch()
     server.wait_ready()
     assert server.http.get(f"{server.api}/startupz").status_code == 200
     assert server.chat("Hello", max_tokens=2).status_code == 200
@@ -77,15 +99,21 @@ class Stream:
         return self.events
 
 
-def test_sigterm_drains_running_streams_finish_new_requests_get_503_and_the_exit_code_is_0() -> None:
-    with serving() as server:
+def readiness(server: ServerProcess) -> tuple[int, str]:
+    answer = server.http.get(f"{server.api}/readyz")
+    return answer.status_code, answer.json()["phase"]
+
+
+def test_sigterm_drains_running_streams_finish_new_requests_get_503_and_the_exit_code_is_0(tmp_path: Path) -> None:
+    with serving(held_at(30, tmp_path / "go on"), **{"http.drain_timeout_s": "3600"}) as server:
         stream = Stream(server)
         server.signal(signal.SIGTERM)
-        eventually(lambda: server.http.get(f"{server.api}/readyz").status_code == 503, 10)
+        eventually(lambda: readiness(server) == (503, "draining"), 10)
         assert server.http.get(f"{server.api}/livez").status_code == 200
         refused = server.chat("Hello")
         assert (refused.status_code, refused.json()["error"]["code"]) == (503, "draining")
         assert int(refused.headers["retry-after"]) >= 1
+        (tmp_path / "go on").touch()
         *_, last, done = stream.finish()
         assert last["choices"][0]["finish_reason"] == "length"
         assert done == "[DONE]"
@@ -93,17 +121,18 @@ def test_sigterm_drains_running_streams_finish_new_requests_get_503_and_the_exit
 
 
 def test_a_server_that_is_about_to_drain_is_not_ready_but_serves_those_who_have_not_heard_of_it() -> None:
-    with serving(**{"http.drain_propagation_s": "3"}) as server:
+    with serving(**{"http.drain_propagation_s": "3600"}) as server:
         server.signal(signal.SIGTERM)
-        eventually(lambda: server.http.get(f"{server.api}/readyz").status_code == 503, 10)
+        eventually(lambda: readiness(server) == (503, "leaving"), 10)
         late = server.chat("Hello")
         assert late.status_code == 200
         assert late.headers["connection"] == "close"
+        server.signal(signal.SIGTERM)  # a second one asks to hurry
         assert server.wait_exit() == 0
 
 
 def test_streams_that_outlast_the_drain_end_in_an_error_event() -> None:
-    with serving(**{"http.drain_timeout_s": "0.5"}) as server:
+    with serving(SLOW_STEPS, **{"http.drain_propagation_s": "0.1", "http.drain_timeout_s": "0.5"}) as server:
         stream = Stream(server, STREAM | {"max_tokens": 6000})
         assert server.http.post(f"{server.admin}/internal/drain").status_code == 202
         *_, last, done = stream.finish()
@@ -172,11 +201,11 @@ runner.Runner.launch = breaking_launch
 
 def test_a_deadline_ends_an_answer_with_what_there_is_and_refuses_what_never_began() -> None:
     options = {"http.request_timeout_s": "2", "engine.max_running_sequences": "4", "engine.max_step_tokens": "4"}
-    with serving(**options) as server:
+    with serving(SLOW_STEPS, **options) as server:
         *_, last, done = Stream(server, STREAM | {"max_tokens": 7000}).finish()
         assert (last["choices"][0]["finish_reason"], last["choices"][0]["stop_reason"]) == ("length", "deadline")
         assert done == "[DONE]"
-        late = server.chat("word " * 2500)  # some thousand steps of prefill
+        late = server.chat("word " * 2500)  # 7,500 tokens: nearly two thousand steps of prefill
         assert (late.status_code, late.json()["error"]["code"]) == (503, "deadline_exceeded")
         eventually(server.is_idle, 10)
 
