@@ -53,10 +53,14 @@ class LoadBound:
 
         Requests for hot keys count by number as well as by work: shed elsewhere they cost little. What is cold stays at
         its home by work alone, else pods with many cheap requests would get nothing new and keep them for ever.
+
+        What a pod did lately does not count while nobody is inside: on slow cards the pictures of a single user are
+        more than a share of work, and the next question would be sent away from them, past an idle pod. A pod in its
+        slow start has its share only.
         """
         share = self._share_of.get(pod.slot, 1.0)
         recent = 0.0
-        if pod.work > self._idle_work * share:
+        if pod.work > self._idle_work * share and (pod.inside or share < 1.0):
             recent = pod.work / (self._most_work * share)
             if is_hot:
                 recent = max(recent, pod.requests / (self._most_requests * share))

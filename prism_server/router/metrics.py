@@ -24,6 +24,7 @@ class Metrics:
         self._answers = self._counter("answers", "answers to clients, by status", "status")
         self._retries = self._counter("retries", "requests tried at another pod, by what the last one did", "cause")
         self._retries_denied = self._counter("retries_denied", "requests given up though a pod was left to try")
+        self._suspects = self._counter("suspects", "requests given up because pods had failed at them")
         self._unplaced = self._counter("unplaced", "requests that no pod could take, by why", "reason")
         self._broken = self._counter("broken_streams", "answers that ended in an error after their first byte", "cause")
         self._left = self._counter("client_disconnects", "requests whose client went away")
@@ -76,6 +77,9 @@ class Metrics:
 
     def retry_denied(self) -> None:
         self._retries_denied.inc()
+
+    def suspected(self) -> None:
+        self._suspects.inc()
 
     def unplaced(self, reason: str) -> None:
         self._unplaced.labels(reason).inc()

@@ -112,7 +112,8 @@ class _Case:
         return self.wait_ms(pod) <= longest_wait_ms and self.ratio(pod) <= 1.0
 
     def _least_loaded(self, pods: Sequence[PodState]) -> PodState:
-        return min(pods, key=lambda pod: (self.wait_ms(pod), self.ratio(pod), pod.name))
+        """Of equals the one that has done the least lately: idle pods take turns."""
+        return min(pods, key=lambda pod: (self.wait_ms(pod), self.ratio(pod), pod.work, pod.name))
 
     def _total_ms(self, pod: PodState) -> float:
         return self.wait_ms(pod) + self.own_ms(pod)

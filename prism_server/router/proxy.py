@@ -1,17 +1,17 @@
 """One request on its way through the router: placed, tried, perhaps tried elsewhere, and streamed.
 
-A second try is possible until the pod's first byte has gone to the client, never at the same pod, and within the
-budget. From then on a fault ends the stream with an error event. One coroutine from the body to the last byte,
-cancelled when the client leaves, and with it the pod's work.
+Another try is possible until the pod's first byte has gone to the client, never at the same pod, within the budget, and
+not once two pods have failed at the request. From then on a fault ends the stream with an error event. One coroutine
+from the body to the last byte, cancelled when the client leaves, and with it the pod's work.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
 
 from prism_server.http.asgi import Receive, Scope, Send, header
-from prism_server.http.error_body import retry_after
-from prism_server.http.headers import JSON, REQUEST_ID, request_id_of
+from prism_server.http.headers import REQUEST_ID, request_id_of
 from prism_server.http.sse import COMMENT, STREAM_HEADERS
 from prism_server.router.asgi import Body, ends_when_client_leaves
 from prism_server.router.breaker import Blame
@@ -27,7 +27,9 @@ from prism_server.router.proxied_headers import (
     reused_tokens,
 )
 from prism_server.router.refusals import (
+    MOST_SUSPICIONS,
     SHUTTING_DOWN,
+    LastWord,
     Refusal,
     RouterFault,
     ShuttingDown,
@@ -35,6 +37,7 @@ from prism_server.router.refusals import (
     last_word,
     refusal_from,
     refusal_of,
+    suspicion,
 )
 from prism_server.router.request_keys import RequestKeys
 from prism_server.router.services import Services
@@ -45,6 +48,8 @@ FIRST_REFUSAL = 400
 """From this status on a pod has computed nothing that it would keep."""
 FIRST_FAULT = 500
 """From this status on the pod may be at fault, or the request may have made it fail."""
+
+log = logging.getLogger(__name__)
 
 
 class BrokenOff(Exception):
@@ -136,7 +141,7 @@ class Exchange:
     async def _forward(self) -> None:
         services = self._services
         services.retries.request()
-        tried: set[str] = set()
+        tried, num_suspicions = set[str](), 0
         refusal: Refusal | None = None
         while True:
             decision = services.place(self._keys, tried)
@@ -156,6 +161,9 @@ class Exchange:
             if refusal.is_final:
                 return await self._give_up(refusal)
             tried.add(decision.uid)
+            num_suspicions += refusal.is_suspicious
+            if num_suspicions >= MOST_SUSPICIONS:
+                return await self._suspect(refusal)
 
     def _may_retry(self, num_tries: int) -> bool:
         """Whether one more pod may be asked; it is then counted."""
@@ -293,10 +301,23 @@ class Exchange:
             self._services.metrics.broke("upstream_failed")
             raise BrokenOff(str(error)) from error
 
+    async def _suspect(self, refusal: Refusal) -> None:
+        """No further pod is risked."""
+        self._services.metrics.suspected()
+        log.warning(
+            "request %s: %d pods failed at it, no other is asked; the last: %s",
+            self._request_id.decode("latin-1"),
+            MOST_SUSPICIONS,
+            refusal.reason,
+        )
+        await self._say(suspicion(refusal))
+
     async def _give_up(self, refusal: Refusal | None, no_pod: NoPod | None = None) -> None:
         """Nobody takes the request."""
-        last = last_word(refusal, no_pod)
+        await self._say(last_word(refusal, no_pod))
+
+    async def _say(self, last: LastWord) -> None:
         if self._down.status is None:
-            await self._down.whole(last.status, last.body, [JSON, retry_after(last.retry_after_s)])
+            await self._down.whole(last.status, last.body, last.headers)
         else:
             await self._down.end(error_events_from(self._path, last.body))

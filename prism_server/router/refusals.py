@@ -8,7 +8,9 @@ from typing import Any
 import msgspec
 
 from prism_server.errors import EngineFault, Overloaded, PrismError
-from prism_server.http.error_body import DEFAULT_RETRY_AFTER_S, error_json
+from prism_server.http.asgi import Headers
+from prism_server.http.error_body import DEFAULT_RETRY_AFTER_S, error_json, retry_after
+from prism_server.http.headers import JSON
 from prism_server.router.decision import NoPod
 from prism_server.router.upstream import ConnectFailed, Connection, Head, UpstreamError
 
@@ -19,6 +21,14 @@ ABOUT_THE_REQUEST = frozenset(("deadline_exceeded",))
 """Codes of a 503 that another pod would only repeat, later."""
 PASSING = frozenset(("loading", "leaving", "draining", SHUTTING_DOWN))
 """Codes of a pod that is healthy, only not in service."""
+DYING = frozenset((None, "faulted"))
+"""Codes of a pod whose engine has died: what it tells those inside, and those at its door."""
+SUSPICIOUS = frozenset(("broken", "silent", "faulted"))
+"""Causes that may be the request's doing: the pod had it, and has failed."""
+MOST_SUSPICIONS = 2
+"""Of one request. A pod that dies is common; two that die of the same request would not be the last."""
+DO_NOT_RETRY = (b"x-should-retry", b"false")
+"""What OpenAI's clients look at before they send a request again by themselves."""
 LONGEST_RETRY_AFTER_S = 60.0
 
 
@@ -28,6 +38,14 @@ class RouterFault(EngineFault):
     def __init__(self, reason: str, code: str) -> None:
         super().__init__(reason)
         self.code = code
+
+
+class PodsFailed(EngineFault):
+    """Several pods have failed at one request, and no further one is risked. HTTP 502, since nothing says that trying
+    again would help."""
+
+    status = 502
+    code = "pods_failed"
 
 
 class Silent(UpstreamError):
@@ -43,7 +61,7 @@ class Refusal:
     """Why a pod did not take a request."""
 
     cause: str
-    """Label of the metric: connect, broken, silent, overloaded, unavailable, shutting_down."""
+    """Label of the metric: connect, broken, silent, faulted, overloaded, unavailable, shutting_down."""
     reason: str
     """For people."""
     is_fault: bool
@@ -57,6 +75,11 @@ class Refusal:
     def is_certain(self) -> bool:
         """Whether the fault is the pod's own: nothing of the request has reached it."""
         return self.cause == "connect"
+
+    @property
+    def is_suspicious(self) -> bool:
+        """Whether the pod may have failed because of the request."""
+        return self.cause in SUSPICIOUS
 
     @property
     def code(self) -> str:
@@ -79,8 +102,9 @@ async def refusal_of(head: Head, connection: Connection) -> Refusal | None:
         return None
     body = await connection.rest()
     code = _code(body)
+    cause = "faulted" if code in DYING else "unavailable"
     is_fault = code not in PASSING | ABOUT_THE_REQUEST
-    return Refusal("unavailable", f"the pod answered 503 {code}", is_fault, head, body, code in ABOUT_THE_REQUEST)
+    return Refusal(cause, f"the pod answered 503 {code or ''}", is_fault, head, body, code in ABOUT_THE_REQUEST)
 
 
 def refusal_from(error: UpstreamError) -> Refusal:
@@ -103,7 +127,21 @@ class LastWord:
 
     status: int
     body: bytes
-    retry_after_s: float
+    retry_after_s: float | None
+    """None: it should not come again by itself."""
+
+    @property
+    def headers(self) -> Headers:
+        return [JSON, DO_NOT_RETRY if self.retry_after_s is None else retry_after(self.retry_after_s)]
+
+
+def suspicion(refusal: Refusal) -> LastWord:
+    """Where too many pods have failed. `refusal`: the last of them."""
+    error = PodsFailed(
+        f"{MOST_SUSPICIONS} pods failed at this request, which may be the cause; no other is asked. "
+        f"The last: {refusal.reason}"
+    )
+    return LastWord(error.status, error_json(error), None)
 
 
 def last_word(refusal: Refusal | None, no_pod: NoPod | None) -> LastWord:
@@ -121,9 +159,10 @@ def last_word(refusal: Refusal | None, no_pod: NoPod | None) -> LastWord:
     return LastWord(error.status, error_json(error), wait_s)
 
 
-def _code(body: bytes) -> str:
+def _code(body: bytes) -> str | None:
+    """None: the error has none. "": there is no error in it."""
     try:
-        answer: Any = msgspec.json.decode(body)
-        return str(answer["error"]["code"])
+        code: Any = msgspec.json.decode(body)["error"]["code"]
+        return None if code is None else str(code)
     except (msgspec.DecodeError, KeyError, TypeError):  # something in between answered
         return ""

@@ -99,7 +99,7 @@ class Connection(asyncio.Protocol):
         self._begin()
         self.last_byte_s = self._loop.time()
         if self._transport is None or self._transport.is_closing():
-            self._error = ConnectionBroken("the pod closed the connection at once")
+            self._error = ConnectFailed("the pod closed the connection at once")
         else:
             self._transport.writelines([head, body] if body else [head])
 

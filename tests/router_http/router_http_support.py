@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import base64
 import io
+import itertools
 import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -29,7 +31,8 @@ from prism_server.identity import KEY_VERSION
 
 CHAT = "/v1/chat/completions"
 LOCAL = {"http.host": "127.0.0.1", "http.port": "0", "http.admin_host": "127.0.0.1", "http.admin_port": "0"}
-QUICK = {"http.drain_timeout_s": "5", "cache.poll_ms": "50", "cache.poll_timeout_s": "0.5", "discovery.meeting_s": "1"}
+QUICK = {"cache.poll_ms": "50", "discovery.meeting_s": "1", "placement.slow_start_s": "0.01"}
+"""Pods have their whole share at once: with a tenth of it, one request seen a poll too late makes a pod look full."""
 SLACK_S = 30.0
 
 
@@ -46,7 +49,7 @@ class RouterProcess:
 
     def __init__(self, **options: str) -> None:
         arguments = [f"--{name}={value}" for name, value in (LOCAL | QUICK | options).items()]
-        self._log = tempfile.TemporaryFile("w+")  # noqa: SIM115 - closed in close()
+        self._log = tempfile.TemporaryFile()  # noqa: SIM115 - closed in close()
         self.process = subprocess.Popen(
             [sys.executable, "-m", "prism_server.router.cli", *arguments],
             stdout=subprocess.PIPE,
@@ -98,8 +101,9 @@ class RouterProcess:
         return not any(value for name, value in now.items() if name.startswith(counters))
 
     def log(self) -> str:
-        self._log.seek(0)
-        return self._log.read()
+        """What it has logged so far."""
+        file = self._log.fileno()  # read by position: the file's own is where the router writes
+        return os.pread(file, os.fstat(file).st_size, 0).decode("utf-8", "replace")
 
     def close(self) -> None:
         self.http.close()
@@ -120,12 +124,21 @@ def routing(*backends: str, **options: str) -> Iterator[RouterProcess]:
         router.close()
 
 
+def held_port() -> socket.socket:
+    """Bound to a port of 127.0.0.1 that the system gives to nobody else while this is open. Who names it can listen
+    there, stop, and listen again."""
+    holder = socket.socket()
+    holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    holder.bind(("127.0.0.1", 0))
+    return holder
+
+
 class Engine(ServerProcess):
     """A real engine on the bundled model. With `ports` it can be started again where it was."""
 
     def __init__(self, ports: tuple[int, int] = (0, 0), **options: str) -> None:
         small = {"model.threads": "1", "kv.memory_bytes": str(24 << 20), "engine.max_running_sequences": "16"}
-        where = {"http.port": str(ports[0]), "http.admin_port": str(ports[1]), "http.drain_timeout_s": "5"}
+        where = {"http.port": str(ports[0]), "http.admin_port": str(ports[1])}
         super().__init__(small | where | options)
 
     @property
@@ -137,10 +150,6 @@ class Engine(ServerProcess):
         """Under which a router with a list of pods knows it."""
         return self.api_url.removeprefix("http://")
 
-    @property
-    def ports(self) -> tuple[int, int]:
-        return int(self.api_url.rsplit(":", 1)[1]), int(self.admin_url.rsplit(":", 1)[1])
-
     def signal(self, number: int) -> None:
         self._process.send_signal(number)
 
@@ -149,7 +158,7 @@ class Engine(ServerProcess):
         self._process.wait()
 
     def capacity(self) -> dict[str, Any]:
-        answer: dict[str, Any] = httpx.get(f"{self.admin_url}/internal/capacity").json()
+        answer: dict[str, Any] = httpx.get(f"{self.admin_url}/internal/capacity", timeout=60).json()
         return answer
 
     def is_idle(self) -> bool:
@@ -178,20 +187,21 @@ Script = Callable[[Asked, asyncio.StreamWriter], Awaitable[None]]
 
 
 class ScriptedPod:
-    """A pod whose answers to `/v1/*` are a coroutine of the test's. It answers polls while `answers_polls`."""
+    """A pod whose answers to `/v1/*` are a coroutine of the test's; those to polls are, too, where it sets one."""
 
     def __init__(self, script: Script) -> None:
-        self.script = script
+        self.script, self.poll_script = script, self.tells_cache
         self.asked: list[Asked] = []
+        self.num_polls = 0
         self.poll_headers: dict[str, str] = {}
         """Of the last poll."""
         self.left = 0
         """Answers that were not finished because the router hung up."""
-        self.answers_polls = True
         self.cache = EMPTY_CACHE
         self.num_connections = 0
         self._idle: set[asyncio.StreamWriter] = set()
-        self.on_request: Callable[[], object] = lambda: None
+        self._port = held_port()
+        self.port = int(self._port.getsockname()[1])
         self._loop = asyncio.new_event_loop()
         started = threading.Event()
         self._thread = threading.Thread(target=self._run, args=(started,), daemon=True)
@@ -206,23 +216,32 @@ class ScriptedPod:
     def backend(self) -> str:
         return f"http://{self.name}|http://{self.name}"
 
+    async def tells_cache(self, asked: Asked, writer: asyncio.StreamWriter) -> None:
+        """Answers a poll."""
+        await answer_json(writer, self.cache)
+
     def close_listener(self) -> None:
         """Nobody listens any more, and connections without a request break."""
-        self._loop.call_soon_threadsafe(self._server.close)
-        self._loop.call_soon_threadsafe(lambda: [writer.transport.abort() for writer in tuple(self._idle)])
+        asyncio.run_coroutine_threadsafe(self._stop_listening(), self._loop).result(10)
 
     def close(self) -> None:
         """Nobody listens any more; open connections break."""
         asyncio.run_coroutine_threadsafe(self._stop(), self._loop).result(10)
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(10)
+        self._port.close()
 
     def _run(self, started: threading.Event) -> None:
         asyncio.set_event_loop(self._loop)
-        self._server = self._loop.run_until_complete(asyncio.start_server(self._serve, "127.0.0.1", 0, limit=1 << 26))
-        self.port = int(self._server.sockets[0].getsockname()[1])
+        serving = asyncio.start_server(self._serve, "127.0.0.1", self.port, limit=1 << 26)
+        self._server = self._loop.run_until_complete(serving)
         started.set()
         self._loop.run_forever()
+
+    async def _stop_listening(self) -> None:
+        self._server.close()
+        for writer in tuple(self._idle):
+            writer.transport.abort()
 
     async def _stop(self) -> None:
         self._server.close()
@@ -234,19 +253,18 @@ class ScriptedPod:
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.num_connections += 1
+        ahead = b""
         try:
             while True:
                 self._idle.add(writer)
-                asked = await _read_request(reader)
+                asked = await _read_request(reader, ahead)
                 self._idle.discard(writer)
                 if asked.target.startswith(("/internal/", "/readyz")):
-                    self.poll_headers = dict(asked.headers)
-                    if not self.answers_polls:
-                        await asyncio.sleep(3600)
-                    await answer_json(writer, self.cache)
+                    self.poll_headers, ahead = dict(asked.headers), b""
+                    self.num_polls += 1
+                    await self.poll_script(asked, writer)
                     continue
                 self.asked.append(asked)
-                self.on_request()
                 script = asyncio.ensure_future(self.script(asked, writer))
                 gone = asyncio.ensure_future(reader.read(1))
                 await asyncio.wait({script, gone}, return_when=asyncio.FIRST_COMPLETED)
@@ -255,7 +273,8 @@ class ScriptedPod:
                     script.cancel()
                     return
                 gone.cancel()
-                await asyncio.gather(gone, return_exceptions=True)
+                (first,) = await asyncio.gather(gone, return_exceptions=True)
+                ahead = first if isinstance(first, bytes) else b""  # the next request may have come by now
                 script.result()
         except (asyncio.IncompleteReadError, asyncio.CancelledError, ConnectionError, HangUp):
             pass
@@ -280,8 +299,9 @@ EMPTY_CACHE: dict[str, Any] = {
 }
 
 
-async def _read_request(reader: asyncio.StreamReader) -> Asked:
-    head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1")
+async def _read_request(reader: asyncio.StreamReader, ahead: bytes) -> Asked:
+    """`ahead`: what has been read of it."""
+    head = (ahead + await reader.readuntil(b"\r\n\r\n")).decode("latin-1")
     line, *fields = head.strip().split("\r\n")
     method, target, _ = line.split(" ")
     headers = [(name.lower(), value) for name, value in (field.split(": ", 1) for field in fields)]
@@ -327,6 +347,10 @@ async def hangs_up(asked: Asked, writer: asyncio.StreamWriter) -> None:
     raise HangUp
 
 
+async def never(asked: Asked, writer: asyncio.StreamWriter) -> None:
+    await asyncio.sleep(3600)
+
+
 @contextmanager
 def scripted(*scripts: Script) -> Iterator[list[ScriptedPod]]:
     pods = [ScriptedPod(script) for script in scripts]
@@ -352,6 +376,12 @@ def picture(seed: int) -> dict[str, Any]:
     Image.fromarray(rng.integers(0, 256, (96, 96, 3), dtype=np.uint8)).save(out, "PNG")
     url = f"data:image/png;base64,{base64.b64encode(out.getvalue()).decode()}"
     return {"type": "image_url", "image_url": {"url": url}}
+
+
+def bodies_for(router: RouterProcess, name: str) -> Iterator[dict[str, Any]]:
+    """Questions about pictures whose home is that pod, without end. Ports decide who is whose home."""
+    bodies = (chat_body(picture(seed), "What is it?") for seed in itertools.count(1_000_000))
+    return (body for body in bodies if router.decision(body)["name"] == name)
 
 
 def sse_data(text: str) -> list[Any]:

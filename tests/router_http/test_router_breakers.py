@@ -9,6 +9,7 @@ import pytest
 from router_http_support import (
     Asked,
     Script,
+    bodies_for,
     chat_body,
     eventually,
     hangs_up,
@@ -112,12 +113,13 @@ def test_a_pod_that_keeps_failing_is_left_alone_then_tried_with_one_request() ->
 
 
 def test_a_pod_that_fails_what_others_answer_is_left_alone_whatever_is_asked() -> None:
-    with scripted(says_yes, says_yes) as pods, routing(*[pod.backend for pod in pods]) as router:
-        body = chat_body(picture(1), "What is it?")
-        home = router.decision(body)["name"]
-        next(pod for pod in pods if pod.name == home).script = hangs_up
-        eventually(lambda: router.post(body).status_code == 200 and router.pod(home)["is_breaker_open"])
-        assert sum(pod["is_breaker_open"] for pod in router.state()["pods"]) == 1
+    with scripted(hangs_up, says_yes) as (one, two), routing(one.backend, two.backend) as router:
+        body = next(bodies_for(router, one.name))
+        for _ in range(3):
+            eventually(lambda: router.decision(body)["name"] == one.name)  # nor is the picture thought to be elsewhere
+            assert router.post(body).status_code == 200
+        assert [router.pod(pod.name)["is_breaker_open"] for pod in (one, two)] == [True, False]
+        assert (len(one.asked), len(two.asked)) == (3, 3)
 
 
 @pytest.mark.parametrize(
@@ -155,6 +157,6 @@ def test_neither_do_many_such_requests(fails: Script) -> None:
     options = {"upstream.breaker_failures": "2", "upstream.breaker_open_s": "600", "upstream.retry_burst": "12"}
     with scripted(script, script, script) as pods, routing(*[pod.backend for pod in pods], **options) as router:
         for i in range(12):
-            assert router.post(chat_body(f"poison {i}")).status_code == 503
+            assert router.post(chat_body(f"poison {i}")).status_code >= 500
         assert not any(pod["is_breaker_open"] for pod in router.state()["pods"])
         assert router.post(chat_body("Hello")).status_code == 200

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from router_http_support import held_port
 
 from prism_server.errors import StartupError
 from prism_server.router.discovery_kubernetes import KubernetesApi, KubernetesDiscovery, endpoints_of
@@ -252,11 +253,11 @@ def test_a_watch_goes_on_from_the_last_bookmark_and_a_refused_one_from_a_new_lis
 
 
 def test_a_lost_watch_keeps_the_last_pods_and_grows_old_until_the_api_is_back(tmp_path: Path) -> None:
-    async def run() -> None:
+    async def run(port: int) -> None:
         api, seen = FakeApi(), Seen()
         api.slices = [slice_of(pod_entry("engine-0", "10.0.0.1"))]
         loop = asyncio.get_running_loop()
-        async with api.serving():
+        async with api.serving(port):
             discovery = KubernetesDiscovery(KubernetesApi(api.url, tmp_path), "shop", "engines", 8000, 9000)
             assert discovery.age_s(loop.time()) is None
             following = asyncio.create_task(discovery.run(seen))
@@ -267,13 +268,14 @@ def test_a_lost_watch_keeps_the_last_pods_and_grows_old_until_the_api_is_back(tm
             await asyncio.sleep(0.01)
         assert seen.told.empty()
         api.slices = [slice_of(pod_entry("engine-1", "10.0.0.2"))]
-        async with api.serving(int(api.url.rsplit(":", 1)[1])):
+        async with api.serving(port):
             assert (await seen.next()).keys() == {"engine-1"}
             assert discovery.age_s(loop.time()) == 0.0
             following.cancel()
             await asyncio.gather(following, return_exceptions=True)
 
-    asyncio.run(run())
+    with held_port() as held:
+        asyncio.run(run(held.getsockname()[1]))
 
 
 def test_a_name_gives_its_addresses() -> None:

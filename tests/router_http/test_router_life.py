@@ -19,6 +19,7 @@ from router_http_support import (
     RouterProcess,
     chat_body,
     eventually,
+    never,
     routing,
     says_yes,
     scripted,
@@ -61,7 +62,7 @@ class Reader:
 
 
 def test_sigterm_is_not_ready_yet_open_then_closed_and_streams_run_on() -> None:
-    with scripted(counts) as (pod,), routing(pod.backend, **{"http.drain_propagation_s": "2"}) as router:
+    with scripted(counts) as (pod,), routing(pod.backend, **{"http.drain_propagation_s": "5"}) as router:
         running = Reader(router, STREAM)
         router.process.send_signal(TERM)
         eventually(lambda: router.http.get(f"{router.api}/readyz").status_code == 503)
@@ -76,18 +77,29 @@ def test_sigterm_is_not_ready_yet_open_then_closed_and_streams_run_on() -> None:
 
 
 def test_when_the_propagation_is_over_nobody_new_comes_in_while_streams_run() -> None:
-    with scripted(counts) as (pod,), routing(pod.backend) as router:
+    may_end = threading.Event()
+
+    async def counts_on(asked: Asked, writer: asyncio.StreamWriter) -> None:
+        await start_events(writer)
+        while not may_end.is_set():
+            await send_chunk(writer, b'data: {"n": 1}\n\n')
+            await asyncio.sleep(0.05)
+        await send_chunk(writer, b"data: [DONE]\n\n")
+        await send_chunk(writer, b"")
+
+    with scripted(counts_on) as (pod,), routing(pod.backend) as router:
         running = Reader(router, STREAM)
         router.process.send_signal(TERM)
 
         def is_closed() -> bool:
             try:
-                return httpx.get(f"{router.api}/livez").status_code != 200
+                return httpx.get(f"{router.api}/livez", timeout=60).status_code != 200
             except httpx.TransportError:
                 return True
 
         eventually(is_closed)
-        assert httpx.get(f"{router.admin}/livez").status_code == 200
+        assert httpx.get(f"{router.admin}/livez", timeout=60).status_code == 200
+        may_end.set()
         assert running.finish()[-1] == "[DONE]"
         assert router.process.wait(30) == 0
 
@@ -103,9 +115,6 @@ def test_streams_that_outlast_the_drain_end_in_an_error_event() -> None:
 
 
 def test_a_request_that_still_waits_at_the_drains_end_is_503_shutting_down() -> None:
-    async def never(asked: Asked, writer: asyncio.StreamWriter) -> None:
-        await asyncio.sleep(3600)
-
     with scripted(never) as (pod,), routing(pod.backend, **{"http.drain_timeout_s": "0.3"}) as router:
         answers: list[httpx.Response] = []
         asking = threading.Thread(target=lambda: answers.append(router.post(STREAM)))
@@ -134,12 +143,13 @@ def test_a_request_whose_body_is_still_coming_at_the_drains_end_is_503_shutting_
 
 def test_a_router_waits_a_moment_for_its_pods_before_it_is_ready() -> None:
     with scripted(says_yes) as (pod,):
-        pod.answers_polls = False
-        router = RouterProcess(**{"discovery.backends": pod.backend, "discovery.meeting_s": "60"})
+        pod.poll_script = never
+        options = {"discovery.meeting_s": "600", "cache.poll_timeout_s": "0.5"}
+        router = RouterProcess(**{"discovery.backends": pod.backend} | options)
         try:
             assert router.http.get(f"{router.api}/livez").status_code == 200
             assert router.http.get(f"{router.api}/readyz").json() == {"ready": False, "phase": "starting"}
-            pod.answers_polls = True
+            pod.poll_script = pod.tells_cache
             eventually(lambda: router.http.get(f"{router.api}/readyz").status_code == 200)
         finally:
             router.close()

@@ -15,6 +15,7 @@ from router_http_support import (
     chat_body,
     eventually,
     hangs_up,
+    never,
     picture,
     refusal,
     routing,
@@ -196,10 +197,6 @@ def first(odd: Script) -> Script:
         await answer(asked, writer)
 
     return script
-
-
-async def never(asked: Asked, writer: asyncio.StreamWriter) -> None:
-    await asyncio.sleep(3600)
 
 
 def test_a_pod_that_lives_but_never_answers_loses_its_request_to_another() -> None:

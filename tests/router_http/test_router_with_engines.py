@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from typing import Any
 
 import httpx
@@ -19,6 +19,7 @@ from router_http_support import (
     RouterProcess,
     chat_body,
     eventually,
+    held_port,
     picture,
     routing,
     sse_data,
@@ -49,12 +50,13 @@ def held_at(router: RouterProcess, body: dict[str, Any]) -> dict[str, int]:
 
 def test_answers_through_the_router_are_the_engines_own(engines: Engines, router: RouterProcess) -> None:
     body = chat_body(picture(1), "What is it?", max_tokens=12)
-    direct = httpx.post(engines[0].api_url + CHAT, json=body, timeout=60).json()
-    routed = router.post(body).json()
-    assert routed["choices"] == direct["choices"]
-    with client_of(router.api).chat.completions.create(model="demo", stream=True, **body) as chunks:
-        text = "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
-    assert text == direct["choices"][0]["message"]["content"]
+    routed = router.post(body)
+    engine = next(engine for engine in engines if engine.name == routed.headers["x-prism-pod"])
+    direct = httpx.post(engine.api_url + CHAT, json=body, timeout=60).json()
+    assert routed.json()["choices"] == direct["choices"]
+    streamed = ask(router.api, picture(1), "What is it?", max_tokens=12, stream=True)
+    text = "".join(chunk.choices[0].delta.content or "" for chunk in streamed.parse() if chunk.choices)
+    assert (streamed.headers["x-prism-pod"], text) == (engine.name, direct["choices"][0]["message"]["content"])
     assert client_of(router.api).models.list().data[0].id == "demo"
     with pytest.raises(openai.BadRequestError) as refused:
         ask(router.api, {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}, "What is it?")
@@ -133,7 +135,7 @@ def test_a_pod_whose_cache_was_reset_is_not_preferred_for_what_it_no_longer_hold
     body = chat_body(picture(600), "What is it?")
     httpx.post(engines[1].api_url + CHAT, json=body, timeout=60)
     eventually(lambda: holder_of(router, body) == engines[1].name)
-    httpx.post(f"{engines[1].admin_url}/internal/reset_cache")
+    httpx.post(f"{engines[1].admin_url}/internal/reset_cache", timeout=60).raise_for_status()
     eventually(lambda: holder_of(router, body) is None)
     assert router.metrics()["index_epochs_lost_total"] == 1
 
@@ -162,10 +164,19 @@ def test_counters_return_to_zero_after_any_mix_of_clients_that_leave(engines: En
 # --- engines that die
 
 
-@contextmanager
-def doomed(ports: tuple[int, int] = (0, 0)) -> Iterator[Engine]:
-    with Engine(ports) as engine:
-        yield engine
+@pytest.fixture
+def ports() -> Iterator[tuple[int, int]]:
+    """Of one engine after the other. Nobody else is given them between two."""
+    with held_port() as api, held_port() as admin:
+        yield api.getsockname()[1], admin.getsockname()[1]
+
+
+def has_heard(engine: Engine) -> bool:
+    """Whether it knows that it is to go, or has gone."""
+    try:
+        return httpx.get(f"{engine.admin_url}/readyz", timeout=60).status_code != 200
+    except httpx.TransportError:
+        return True
 
 
 def warm(router: RouterProcess, engine: Engine, seed: int) -> dict[str, Any]:
@@ -176,43 +187,47 @@ def warm(router: RouterProcess, engine: Engine, seed: int) -> dict[str, Any]:
     return body
 
 
-def test_a_pod_is_killed_and_another_comes_in_its_place(engines: Engines) -> None:
+def test_a_pod_is_killed_and_another_comes_in_its_place(engines: Engines, ports: tuple[int, int]) -> None:
     """Mid-stream: an error event. Before the first byte: another pod answers. Then one more under the same address,
     which is not preferred for what the first one held, and is drained."""
     other = engines[0]
-    with doomed() as first:
-        ports = first.ports
-        with routing(other.backend, first.backend) as router:
-            body = warm(router, first, 800)
-            assert held_at(router, body) == {other.name: 0, first.name: 1}
-            stream = body | {"stream": True, "max_tokens": 400, "ignore_eos": True}
-            with httpx.stream("POST", router.api + CHAT, json=stream, timeout=60) as answer:
-                pieces = []
-                for piece in answer.iter_text():
-                    pieces.append(piece)
-                    if len(pieces) == 3:
-                        first.kill()
-            *tokens, error, done = sse_data("".join(pieces))
-            assert len(tokens) > 2
-            assert (error["error"]["code"], done) == ("upstream_failed", "[DONE]")
-            assert ask(router.api, picture(800), "What is it?").headers["x-prism-pod"] == other.name
+    with Engine(ports) as first, routing(other.backend, first.backend) as router:
+        body = warm(router, first, 800)
+        assert held_at(router, body) == {other.name: 0, first.name: 1}
+        stream = body | {"stream": True, "max_tokens": 2000, "ignore_eos": True}
+        with httpx.stream("POST", router.api + CHAT, json=stream, timeout=60) as answer:
+            pieces = []
+            for piece in answer.iter_text():
+                pieces.append(piece)
+                if len(pieces) == 3:
+                    first.kill()
+        *tokens, error, done = sse_data("".join(pieces))
+        assert len(tokens) > 2
+        assert (error["error"]["code"], done) == ("upstream_failed", "[DONE]")
+        assert ask(router.api, picture(800), "What is it?").headers["x-prism-pod"] == other.name
+        eventually(lambda: router.has_met(1))
+
+        with Engine(ports) as second:
+            eventually(lambda: router.state()["stats"]["accepting_pods_now"] == 2)
+            assert held_at(router, body) == {other.name: 1, second.name: 0}  # the other has computed it since
+            _killed_before_its_first_byte(router, second, other)
             eventually(lambda: router.has_met(1))
 
-            with doomed(ports) as second:
-                eventually(lambda: router.state()["stats"]["accepting_pods_now"] == 2)
-                assert held_at(router, body) == {other.name: 1, second.name: 0}  # the other has computed it since
-                _killed_before_its_first_byte(router, second, other)
-
-            with doomed(ports) as third:
-                eventually(lambda: router.state()["stats"]["accepting_pods_now"] == 2)
-                _drained(router, third, other)
-            eventually(router.is_idle)
+        with Engine(ports) as third:
+            eventually(lambda: router.state()["stats"]["accepting_pods_now"] == 2)
+            _drained(router, third, other)
+        eventually(router.is_idle)
 
 
 def _killed_before_its_first_byte(router: RouterProcess, engine: Engine, other: Engine) -> None:
+    def kill() -> None:
+        eventually(lambda: router.pod(engine.name)["in_flight"] == 1)
+        router.state()  # meanwhile the request has come there
+        engine.signal(KILL)
+
     body = warm(router, engine, 810)
     engine.signal(STOP)  # takes requests, answers none
-    killing = threading.Timer(0.5, engine.signal, args=(KILL,))
+    killing = threading.Thread(target=kill)
     killing.start()
     answer = router.post(body)
     killing.join()
@@ -231,6 +246,7 @@ def _drained(router: RouterProcess, engine: Engine, other: Engine) -> None:
             pieces.append(piece)
             if len(pieces) == 2:
                 engine.signal(TERM)
+                eventually(lambda: has_heard(engine))
                 assert router.post(body | {"max_tokens": 1}).headers["x-prism-pod"] == other.name
     *_, last, done = sse_data("".join(pieces))
     assert last["choices"][0]["finish_reason"] == "length"
