@@ -6,7 +6,7 @@ import contextlib
 import itertools
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -25,6 +25,8 @@ from prism_server.engine.messages import (
     TokenLogprob,
     Usage,
 )
+from prism_server.engine.plan import StepPlan
+from prism_server.engine.sequence import Phase
 from prism_server.errors import PrismError
 from prism_server.media.item import MediaItem
 from prism_server.media.messages import MediaContent, Message, TextContent
@@ -155,9 +157,42 @@ class Driver:
         return self.submit(parts, max_tokens, **params).wait()
 
     def ask_all(self, prompts: Sequence[Parts], max_tokens: int = 12, **params: Any) -> list[Reply]:
-        """All at once."""
-        replies = [self.submit(parts, max_tokens, **params) for parts in prompts]
+        """All at once: none has ended before the last has come, however slowly they are sent."""
+        with self.held():
+            replies = [self.submit(parts, max_tokens, **params) for parts in prompts]
         return [reply.wait() for reply in replies]
+
+    @contextlib.contextmanager
+    def held(self) -> Iterator[None]:
+        """No step is planned meanwhile."""
+        scheduler, may_plan = self.engine._scheduler, threading.Event()
+        schedule = scheduler.schedule
+
+        def held_schedule(now_s: float) -> StepPlan | None:
+            may_plan.wait(PATIENCE_S)
+            return schedule(now_s)
+
+        scheduler.schedule = held_schedule  # type: ignore[method-assign]
+        try:
+            yield
+        finally:
+            scheduler.schedule = schedule  # type: ignore[method-assign]
+            may_plan.set()
+
+    def cancel_in_phase(self, reply: Reply, phase: Phase) -> None:
+        """As soon as the request is in that phase. The owner itself looks, after each turn, and obeys before the next:
+        no phase is too short to be seen. To be called while the request is `held`."""
+        owner, hand_over = self.engine._owner, self.engine._owner._hand_over
+
+        def watched() -> None:
+            hand_over()
+            sequences = owner._answers.sequences_of(reply.request_id)
+            if sequences and sequences[0].phase is phase:
+                owner._hand_over = hand_over  # type: ignore[method-assign]
+                for _ in range(2):  # the second finds nothing to end
+                    self.engine.cancel(reply.request_id)
+
+        owner._hand_over = watched  # type: ignore[method-assign]
 
     def counters(self) -> dict[str, int]:
         """When nothing runs any more."""
@@ -165,17 +200,23 @@ class Driver:
         return self.engine.stats().counters
 
     def settle(self) -> None:
-        """Until nothing runs or waits, and no step whose rows are all surplus is in flight."""
-        end_s = time.monotonic() + PATIENCE_S
-        while self.engine.fault is None and not self._is_idle():
-            if time.monotonic() > end_s:
-                raise TimeoutError(f"not idle: {self.engine.stats()}")
-            time.sleep(0.002)
+        """Until nothing runs or waits, no step of surplus rows is in flight, and the figures tell of all steps."""
+        wait_until(lambda: self.engine.fault is not None or self._is_idle())
 
     def _is_idle(self) -> bool:
-        stats, steps = self.engine.stats(), self.engine._scheduler.num_launched
         ended = all(reply.ends for reply in self._replies.values())
-        return stats.running_now == stats.waiting_now == steps == 0 and ended
+        sleeps = self.engine.turn_began_s is None  # it has handed over what its last turn did
+        stats, steps = self.engine.stats(), self.engine._scheduler.num_launched
+        return ended and sleeps and stats.running_now == stats.waiting_now == steps == 0
+
+
+def wait_until(holds: Callable[[], bool]) -> None:
+    """For what stays so once it is so."""
+    end_s = time.monotonic() + PATIENCE_S
+    while not holds():
+        if time.monotonic() > end_s:
+            raise TimeoutError(f"not so after {PATIENCE_S} s")
+        time.sleep(0.002)
 
 
 def settings_with(**dotted: Any) -> ServerSettings:

@@ -20,11 +20,11 @@ from prism_server.engine.runner import Runner, RunningStep
 from prism_server.engine.step_inputs import StepSize
 
 MAX_SEQUENCES, MAX_ROWS = 6, 96
-LEAST_AGREEMENT = 0.99
-"""Of tokens: float32 sums in another order may turn two that are equally likely."""
+LEAST_AGREEMENT = 0.9
+"""Of tokens where some are drawn at random: float32 sums in another order move the boundaries between two of them."""
 OPTIONS: list[dict[str, Any]] = [
     {},
-    {"temperature": 6.0, "seed": 5},
+    {"temperature": 6.0, "top_k": 50, "seed": 5},
     {"repetition_penalty": 1.4},
     {"logprobs": 3},
     {"min_tokens": 6},
@@ -96,7 +96,7 @@ def test_greedy_answers_are_those_of_the_head_itself(driver: Driver, plain: Driv
     prompts = draw_prompts(seed=3, count=20, most_vision_tokens=100)
     watch = Watch(runner_of(driver))
     replies = driver.ask_all(prompts, 20)
-    assert agreement(replies, tokens_of(plain.ask_all(prompts, 20))) >= LEAST_AGREEMENT
+    assert tokens_of(replies) == tokens_of(plain.ask_all(prompts, 20))  # the best two are never as close as rounding
     assert watch.steps
     assert all(step == (True, ["copy"]) for step in watch.steps)
 
@@ -132,7 +132,7 @@ def test_padded_steps_take_the_copy_in_graphs_for_decodes_and_the_head_in_all_ot
     runner.use_graphs(GraphFamily({size: partial(replay, size) for size in (*sizes, media)}))
     watch = Watch(runner)
     replies = ask_mixed(driver, seed=2)
-    assert agreement(replies, tokens_of(ask_mixed(plain, seed=2))) >= 0.97  # as other padded steps
+    assert agreement(replies, tokens_of(ask_mixed(plain, seed=2))) >= LEAST_AGREEMENT
     assert {(size.each_row_draws, size.greedy) for size in replayed} == {(True, True), (True, False), (False, False)}
     for is_plain, ways in watch.steps:
         assert is_plain or ways == ["head"]

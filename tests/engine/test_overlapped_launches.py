@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 import pytest
 import torch
-from engine_support import running_engine
+from engine_support import running_engine, wait_until
 
 from prism_server.engine.device_timer import StepTimer
 from prism_server.engine.executor import StepHandle
@@ -88,9 +88,8 @@ def test_an_owner_that_plans_just_in_time_serves_and_cancels_as_ever(monkeypatch
         monkeypatch.setattr(Pacing, "lingers_for_s", noted)
         monkeypatch.setattr(runner, "launch", paced)
         monkeypatch.setattr(runner, "repeats_itself", True)
-        assert driver.ask(["Hello!"], 10, ignore_eos=True).tokens == expected
-        assert max(waits) > 0, "it has lingered"
         endless = driver.submit(["Hello!"], 5_000, ignore_eos=True)
+        wait_until(lambda: max(waits, default=0.0) > 0)  # after a slow turn it takes a while
         joined = driver.ask(["Hello!"], 10, ignore_eos=True)
         assert joined.tokens == expected
         driver.engine.cancel(endless.request_id)

@@ -6,20 +6,22 @@ import gc
 import random
 import threading
 import time
+from types import SimpleNamespace
 
 import pytest
-from engine_support import Driver, Parts, Reply, alone, running_engine, settings_with, tokens_of
+from engine_support import Driver, Parts, Reply, alone, running_engine, settings_with, tokens_of, wait_until
 from PIL import Image
 from reference_answers import draw_prompts, small_pictures
 
 from prism_server.demo_model import LAYOUT_BY_NAME, draw_sample, encode_jpeg, encode_png
 from prism_server.engine.engine import Engine
 from prism_server.engine.executor import StepHandle
+from prism_server.engine.owner import MediumNotCopied
 from prism_server.engine.plan import StepPlan
 from prism_server.engine.sequence import Phase
 from prism_server.engine.staging import StagedItem
 from prism_server.errors import BadRequest, EngineFault, PrismError
-from prism_server.media.item import IsWanted, ItemFacts, MediaItem, Patches
+from prism_server.media.item import IsWanted, ItemFacts, MediaItem, Patches, Unwanted
 from prism_server.media.kinds import ImageKind
 from prism_server.model.vision import Features, VisionState, VisionTower
 
@@ -43,17 +45,14 @@ def test_a_request_that_is_cancelled_in_any_phase_ends_once_and_costs_its_mates_
         driver.engine.media._workers.submit(pictures_may_come.wait)
         if phase in (Phase.PREFILL, Phase.DECODE):
             pictures_may_come.set()
-        driver.prompt(pictures)  # what takes time of the others' arrival is done before the mate begins
-        mate = driver.submit(mate_parts, MATE_TOKENS, ignore_eos=True)
-        mate.wait_for_tokens(1)
         leader = None
         if phase is Phase.PARKED:
             leader = driver.submit([*pictures, SEEN], 4)
-            wait_for_phase(driver, leader, Phase.MEDIA)
-        reply = driver.submit([*pictures, "What is this?"], 1000, ignore_eos=True)
-        wait_for_phase(driver, reply, phase)
-        driver.engine.cancel(reply.request_id)
-        driver.engine.cancel(reply.request_id)
+            wait_for_media(driver, leader)
+        with driver.held():
+            mate = driver.submit(mate_parts, MATE_TOKENS, ignore_eos=True)
+            reply = driver.submit([*pictures, "What is this?"], 1000, ignore_eos=True)
+            driver.cancel_in_phase(reply, phase)
         assert reply.wait().reason == "cancelled"
         pictures_may_come.set()
         assert mate.wait().tokens == expected
@@ -67,24 +66,25 @@ def test_a_request_that_is_cancelled_in_any_phase_ends_once_and_costs_its_mates_
 
 def test_media_that_nobody_waits_for_any_more_are_not_prepared_to_their_end(monkeypatch: pytest.MonkeyPatch) -> None:
     """With two requests for a picture: when the second has gone, too; whoever comes later gets it all the same."""
-    prepare, unwanted = ImageKind.prepare, threading.Event()
+    prepare = ImageKind.prepare
 
-    def wait_until_unwanted(kind: ImageKind, item: MediaItem, facts: ItemFacts, is_wanted: IsWanted) -> Patches:
-        while is_wanted() and not unwanted.is_set():
+    def go_on_while_wanted(kind: ImageKind, item: MediaItem, facts: ItemFacts, is_wanted: IsWanted) -> Patches:
+        while is_wanted():
             time.sleep(0.01)
-        unwanted.set()
-        return prepare(kind, item, facts, is_wanted)
+        raise Unwanted
 
-    monkeypatch.setattr(ImageKind, "prepare", wait_until_unwanted)
+    monkeypatch.setattr(ImageKind, "prepare", go_on_while_wanted)
     parts = [*small_pictures(6, 1), SEEN]
     with running_engine() as driver:
         both = [driver.submit(parts, 4) for _ in range(2)]
-        wait_for_phase(driver, both[0], Phase.MEDIA)
+        wait_for_media(driver, both[0])
         driver.engine.cancel(both[0].request_id)
         assert both[0].wait().reason == "cancelled"
-        assert not unwanted.wait(0.2)
+        time.sleep(0.2)  # for a worker that would stop
+        assert driver.engine.media.stats().cache.in_flight_now == 1
         driver.engine.cancel(both[1].request_id)
-        assert unwanted.wait(60)
+        wait_until(lambda: driver.engine.media.stats().cache.in_flight_now == 0)
+        monkeypatch.setattr(ImageKind, "prepare", prepare)
         assert driver.ask(parts, 4).error is None
 
 
@@ -106,29 +106,35 @@ def test_a_fault_waits_for_no_media_in_preparation(monkeypatch: pytest.MonkeyPat
         monkeypatch.setattr(ImageKind, "prepare", wait_until_unwanted)
         waits = driver.submit([*small_pictures(6, 1), SEEN], 4)
         assert begun.wait(60)
+        wait_until(lambda: driver.engine.turn_began_s is None)  # its turn launches a step, too
         monkeypatch.setattr(driver.engine._owner._executor, "launch", fail)
         driver.submit(["Hello!"], 4)
         assert unwanted.wait(60)
         assert isinstance(waits.wait().error, EngineFault)
 
 
-def wait_for_phase(driver: Driver, reply: Reply, phase: Phase) -> None:
-    """A look at the owner's state from outside: racy, so it only says when to act."""
-    end_s = time.monotonic() + 60
-    while True:
+def wait_for_media(driver: Driver, reply: Reply) -> None:
+    """Until the request waits for its media, which do not come before the test lets them."""
+
+    def waits() -> bool:
         sequences = driver.engine._owner._answers.sequences_of(reply.request_id)
-        if sequences and sequences[0].phase is phase:
-            return
-        assert not reply.ends, f"it ended without being seen in {phase}"
-        assert time.monotonic() < end_s
-        time.sleep(5e-4)  # a loop that never sleeps would hold the interpreter's lock against the owner
+        return bool(sequences) and sequences[0].phase is Phase.MEDIA
+
+    wait_until(waits)
 
 
-def test_a_deadline_ends_a_request_with_its_reason_wherever_it_is() -> None:
+def test_a_deadline_ends_a_request_with_its_reason_wherever_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The owner's clock is put forward: a long answer may be over before a real deadline, or not begun."""
+    ahead_s = 0.0
+    clock = SimpleNamespace(monotonic=lambda: time.monotonic() + ahead_s)
+    monkeypatch.setattr("prism_server.engine.owner.time", clock)
     with running_engine(engine__max_running_sequences=1) as driver:
-        running = driver.submit(["Hello!"], 8000, ignore_eos=True, deadline_s=3.0)
-        queued = driver.submit(["Hello!"], 10, deadline_s=0.2)
-        patient = driver.submit(["Hello!"], 10, deadline_s=60.0)
+        with driver.held():
+            running = driver.submit(["Hello!"], 8000, ignore_eos=True, deadline_s=2000.0)
+            queued = driver.submit(["Hello!"], 10, deadline_s=1000.0)
+            patient = driver.submit(["Hello!"], 10, deadline_s=60_000.0)
+        running.wait_for_tokens(1)
+        ahead_s = 3000.0
         assert queued.wait().reason == "deadline"
         assert queued.tokens == []
         assert running.wait().reason == "deadline"
@@ -224,7 +230,7 @@ def test_a_picture_that_cannot_be_copied_for_the_device_ends_its_request_alone(
 
         monkeypatch.setattr(runner, "prepare", fails_once)
         failed = driver.ask(parts)
-        assert isinstance(failed.error, EngineFault)
+        assert isinstance(failed.error, MediumNotCopied)
         assert "no host memory is left" in failed.error.reason
         assert [driver.ask(parts).tokens] == alone([parts])
 
@@ -249,6 +255,7 @@ def test_nothing_grows_with_the_number_of_requests_served() -> None:
                     driver.engine.cancel(rng.choice(replies).request_id)
             ends = [reply.wait().ends for reply in replies]
             assert all(len(end) == 1 for end in ends)
+            driver.ask(["Hello!"], 1)  # a step that brings the device what was dropped since the last one
             driver.settle()
             sizes.append(held_by(driver))
             assert len(driver.engine._scheduler.counters) < 40, "each has a name of its own, none a request's"

@@ -15,9 +15,10 @@ from transformers import AutoTokenizer
 CHATTY = "Hello!"
 """The demo model greets back with some twenty tokens."""
 EXACT = 1e-4
-LEAST_AGREEMENT = 0.95
-WILD: dict[str, Any] = {"temperature": 6.0, "ignore_eos": True}
-"""Hot enough to draw something else each time: the demo model is sure of its answers."""
+LEAST_AGREEMENT = 0.9
+WILD: dict[str, Any] = {"temperature": 6.0, "top_k": 50, "ignore_eos": True}
+"""Hot enough to draw something else each time: the demo model is sure of its answers. Among fifty tokens there are few
+boundaries between two of them for a number to be near to (see `agreement`)."""
 
 
 @pytest.fixture(scope="module")
@@ -123,7 +124,7 @@ def test_an_answer_below_min_tokens_has_no_end_token_and_no_stop_id(driver: Driv
     assert len(reply.tokens) >= least
     assert end_token(natural) not in reply.tokens[: least - 1]
     stop_id = natural.tokens[2]
-    later = driver.ask([CHATTY], 20, min_tokens=8, stop_token_ids=(stop_id,))
+    later = driver.ask([CHATTY], 20, min_tokens=8, stop_token_ids=frozenset((stop_id,)))
     assert stop_id not in later.tokens[:7]
     assert len(later.tokens) >= 8
     assert later.tokens[:2] == natural.tokens[:2]
@@ -131,7 +132,7 @@ def test_an_answer_below_min_tokens_has_no_end_token_and_no_stop_id(driver: Driv
 
 def test_a_stop_id_ends_an_answer_and_is_named(driver: Driver, natural: Reply) -> None:
     stop_id = natural.tokens[4]
-    reply = driver.ask([CHATTY], 60, stop_token_ids=(stop_id,))
+    reply = driver.ask([CHATTY], 60, stop_token_ids=frozenset((stop_id,)))
     assert reply.tokens == natural.tokens[: natural.tokens.index(stop_id) + 1]
     assert (reply.finishes[0].reason, reply.finishes[0].stop_reason) == ("stop", stop_id)
 

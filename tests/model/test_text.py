@@ -19,7 +19,9 @@ from prism_server.ops import make_ops
 
 Pair = tuple[Qwen3VLForConditionalGeneration, Qwen3VL]
 EXACT = 1e-4
-"""Largest difference of any logit with FP32 pages."""
+"""Largest difference of any logit with FP32 pages, in units of the largest logit (the demo model's: 19) if that is over
+one: what sums in another order are off by grows with their terms. Measured: at most 5e-6, on one thread and on two.
+"""
 STORAGE_BOUND: dict[KVDtype, float] = {"bf16": 0.01, "fp8": 0.12}
 """Root mean square of the logits' error, in standard deviations of the logits. A BF16 row is off by up to 2^-8 of its
 values and an FP8 one by 2^-4; the layers pass a row's relative error on to the logits about once over. Measured on the
@@ -55,6 +57,11 @@ def run(model: Qwen3VL, prompt: Prompt, ends: list[int], kv_dtype: KVDtype = "fp
     return torch.cat([session.step({0: end}) for end in ends])
 
 
+def assert_exact(logits: Tensor, expected: Tensor) -> None:
+    scale = max(1.0, float(expected.abs().max()))
+    torch.testing.assert_close(logits, expected, rtol=0, atol=EXACT * scale)
+
+
 def rms(error: Tensor) -> float:
     return float(error.square().mean().sqrt())
 
@@ -63,13 +70,13 @@ def test_a_whole_prefill_gives_the_references_logits(pair: Pair) -> None:
     reference, model = pair
     prompt, expected = two_pictures(reference)
     length = len(prompt.ids)
-    torch.testing.assert_close(run(model, prompt, [length]), expected[:length], rtol=0, atol=EXACT)
+    assert_exact(run(model, prompt, [length]), expected[:length])
 
 
 def test_text_alone_gives_the_references_logits(pair: Pair) -> None:
     reference, model = pair
     prompt = make_prompt(reference, [], seed=2, text_tokens=40)
-    torch.testing.assert_close(run(model, prompt, [40]), prompt.reference_logits(reference), rtol=0, atol=EXACT)
+    assert_exact(run(model, prompt, [40]), prompt.reference_logits(reference))
 
 
 @pytest.mark.parametrize("page_tokens", [1, 5, 16])
@@ -82,7 +89,7 @@ def test_chunks_that_cut_a_picture_anywhere_and_decode_steps_give_the_references
     source = random.Random(page_tokens)
     cuts = sorted({9, 14, 30, *source.sample(range(1, length), 3)})  # 9, 14 and 30 lie inside the pictures
     ends = [*cuts, *range(length, length + len(MORE) + 1)]
-    torch.testing.assert_close(run(model, prompt, ends, page_tokens=page_tokens), expected, rtol=0, atol=EXACT)
+    assert_exact(run(model, prompt, ends, page_tokens=page_tokens), expected)
 
 
 def test_prompts_in_one_batch_prefilling_and_decoding_side_by_side_give_the_references_logits(pair: Pair) -> None:
@@ -110,8 +117,7 @@ def test_prompts_in_one_batch_prefilling_and_decoding_side_by_side_give_the_refe
             got[s].append(part)
     for prompt, parts in zip(prompts, got, strict=True):
         rows = torch.cat(parts)
-        expected = prompt.reference_logits(reference, MORE)[: len(rows)]
-        torch.testing.assert_close(rows, expected, rtol=0, atol=EXACT)
+        assert_exact(rows, prompt.reference_logits(reference, MORE)[: len(rows)])
 
 
 @pytest.mark.parametrize("kv_dtype", ["bf16", "fp8"])
