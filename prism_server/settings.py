@@ -164,7 +164,9 @@ class EngineSettings(Group):
     )
     feature_cache_bytes: Positive = Field(default=1 * GIB, description="encoder outputs, pinned ones included")
     graphs: bool = Field(default=True, description="replay steps as CUDA graphs where the backend can; off: the twin")
-    max_graph_tokens: Positive = Field(default=1536, description="rows of the largest captured step; no step has more")
+    max_graph_tokens: Positive = Field(
+        default=1536, description="rows of the largest captured step; no step has more, unless so many sequences decode"
+    )
     overlap: bool = Field(default=True, description="prepare a step while the one before runs; off: the plain loop")
     step_timeout_s: Annotated[float, Field(ge=0)] | None = Field(
         default=None,

@@ -82,7 +82,7 @@ class CostModel:
     """A step costs a base (one read of the weights), so much a prefill token and so much a patch and vision block."""
 
     def __init__(self, step_budget_ms: float, max_step_tokens: int, max_replayed_tokens: int = 0) -> None:
-        """`max_replayed_tokens`: rows of the largest graph, which no step exceeds; 0: no graphs.
+        """`max_replayed_tokens`: rows of the largest graph, which only as many decodes exceed; 0: no graphs.
 
         A longer step would be launched kernel by kernel, and each launch waits for Python's lock: where many requests
         come at once the device would be idle for most of it. Two graphs are as fast as one such step alone.

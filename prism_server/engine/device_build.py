@@ -51,6 +51,7 @@ class BuiltDevice:
     observations: tuple[Observation, ...]
     """What work cost in the rehearsal; none on a CPU."""
     num_graphs: int
+    """Captured step sizes; the encoder's graphs are not among them."""
     max_replayed_tokens: int
     """Rows of the largest step that any graph is there for; 0 without graphs."""
     memory: dict[str, int]
@@ -248,7 +249,8 @@ class DeviceBuilder:
         graphs = capture_within(self._sizes, capture, self._free_bytes, needed_bytes)
         logger.info("graphs: %d of %d step sizes are captured", len(graphs), len(self._sizes))
         encoder = capture_within(self._patches, capture_encoder, self._free_bytes, needed_bytes, rows_of=int)
-        logger.info("encoder: %d of %d sizes are captured", len(encoder.sizes), len(self._patches))
+        text = "encoder: %d of %d sizes are captured, in %d graphs"
+        logger.info(text, len(encoder.sizes), len(self._patches), len(encoder))
         return graphs
 
 

@@ -41,7 +41,7 @@ class EncoderGraphs:
 
     @classmethod
     def twin(cls, tower: VisionTower, sizes: Sequence[int]) -> EncoderGraphs:
-        """What graphs of these sizes would do, launch by launch."""
+        """What graphs of these sizes would do, launch by launch: for tests, where there is no GPU."""
         canvas = tower.canvas(max(sizes))
         windows = [canvas.window(size) for size in sizes]
         return cls([PaddedBlocks(canvas, window, partial(tower.run_padded, window)) for window in windows])
@@ -70,7 +70,8 @@ class EncoderGraphs:
         return [*batches, (exact, None)] if exact else batches
 
     def _size_or_none(self, states: Sequence[VisionState]) -> PaddedBlocks | None:
-        """The smallest that has room for them, unless most of it is padding: many small frames need a large one."""
+        """The smallest that has room for them; none where their many small frames need one more than MAX_PADDING times
+        as large as their patches do."""
         if any(state.segment_patches > MAX_SEGMENT_PATCHES for state in states):
             return None
         patches = sum(state.num_patches for state in states)

@@ -20,8 +20,9 @@ from prism_server.settings import ServerSettings
 
 __all__ = ["Engine", "EngineInfo", "Progress"]
 
-STOP_TIMEOUT_S = 10.0
-"""For the step under way, when the engine is stopped."""
+STOP_TIMEOUT_S = 7.0
+"""For the step under way, when the engine is stopped. Last words to clients (5 s) and the listeners' end (2 s) come
+before it: with both, a process whose engine hangs still says so within the 15 s that its pod has beyond the drain."""
 
 
 class Engine:

@@ -22,10 +22,12 @@ class LaunchedStep:
     num_decodes: int
     patch_blocks: int
     encodes_for: frozenset[Sequence]
+    swaps_in: bool
+    """Its rows wait for pages from the host, for a time that is no work's."""
 
 
 class LaunchedSteps:
-    """They complete in order. What each took is counted, and the cost model learns from it."""
+    """They complete in order. What each took is counted, and the cost model learns from those without swap-ins."""
 
     def __init__(self, cost: CostModel, counters: Counter[str]) -> None:
         self._cost, self._counters = cost, counters
@@ -40,7 +42,8 @@ class LaunchedSteps:
     def add(self, builder: PlanBuilder, patch_blocks: int) -> None:
         """The builder's plan is launched; `patch_blocks`: its encoder work."""
         rows, encodes_for = tuple(builder.launched), frozenset(builder.encodes_for)
-        self._steps.append(LaunchedStep(builder.step, rows, builder.num_decodes, patch_blocks, encodes_for))
+        num_decodes, swaps_in = builder.num_decodes, bool(builder.swap_in)
+        self._steps.append(LaunchedStep(builder.step, rows, num_decodes, patch_blocks, encodes_for, swaps_in))
         self._counters["steps"] += 1
 
     def complete(self, result: StepResult) -> LaunchedStep:
@@ -58,6 +61,8 @@ class LaunchedSteps:
         self._counters["step_microseconds"] += round(result.duration_ms * 1e3)
         self._counters["encode_microseconds"] += round(result.encode_ms * 1e3)
         self._counters["eager_steps"] += result.eager
+        if launched.swaps_in:
+            return
         seen = Observation(
             num_decodes=launched.num_decodes,
             num_prefill_tokens=num_tokens - launched.num_decodes,

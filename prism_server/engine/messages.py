@@ -13,6 +13,11 @@ from prism_server.prompt.encoded import EncodedPrompt
 MAX_SAMPLES = 16
 MAX_TOP_LOGPROBS = 20
 MAX_STOP_STRINGS = 16
+MAX_STOP_CHARACTERS = 1024
+"""Of one stop string. Every one is looked for in every character of the answer."""
+MAX_STOP_TOKEN_IDS = 256
+LARGEST_INT = 2**31 - 1
+"""Of every number that JSON gives without an end: what comes after this counts in arrays and floats."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +26,8 @@ class SamplingParams:
 
     `logprobs`: None for none, else how many alternatives to report beside the chosen token's own (0 is allowed).
     Sample i of `n` draws from `seed` and i, so that a seeded request repeats itself whatever runs beside it.
+
+    BadRequest, with `param`: a value out of its range. Whatever passes can be computed with, and costs a step little.
     """
 
     max_tokens: int
@@ -34,25 +41,39 @@ class SamplingParams:
     frequency_penalty: float = 0.0
     seed: int | None = None
     stop: tuple[str, ...] = ()
-    stop_token_ids: tuple[int, ...] = ()
+    stop_token_ids: frozenset[int] = frozenset()
     ignore_eos: bool = False
     logprobs: int | None = None
     n: int = 1
 
     def __post_init__(self) -> None:
         rules: tuple[tuple[bool, str, str], ...] = (
-            (self.max_tokens >= 1, "max_tokens", "must be at least 1"),
+            (1 <= self.max_tokens <= LARGEST_INT, "max_tokens", f"must lie between 1 and {LARGEST_INT}"),
             (0 <= self.min_tokens <= self.max_tokens, "min_tokens", "must lie between 0 and max_tokens"),
             (0.0 <= self.temperature <= 100.0, "temperature", "must lie between 0 and 100"),
-            (self.top_k >= 0, "top_k", "must be 0 (off) or more"),
+            (0 <= self.top_k <= LARGEST_INT, "top_k", f"must lie between 0 (off) and {LARGEST_INT}"),
             (0.0 < self.top_p <= 1.0, "top_p", "must be above 0 and at most 1"),
             (0.0 <= self.min_p <= 1.0, "min_p", "must lie between 0 and 1"),
             (0.01 <= self.repetition_penalty <= 100.0, "repetition_penalty", "must lie between 0.01 and 100"),
             (-2.0 <= self.presence_penalty <= 2.0, "presence_penalty", "must lie between -2 and 2"),
             (-2.0 <= self.frequency_penalty <= 2.0, "frequency_penalty", "must lie between -2 and 2"),
             (self.seed is None or -(2**63) <= self.seed < 2**63, "seed", "must be a 64-bit integer"),
-            (len(self.stop) <= MAX_STOP_STRINGS, "stop", f"at most {MAX_STOP_STRINGS} stop strings"),
-            (all(self.stop), "stop", "a stop string must not be empty"),
+            (len(self.stop) <= MAX_STOP_STRINGS, "stop", f"may have at most {MAX_STOP_STRINGS} strings"),
+            (
+                all(1 <= len(stop) <= MAX_STOP_CHARACTERS for stop in self.stop),
+                "stop",
+                f"strings must have 1 to {MAX_STOP_CHARACTERS} characters",
+            ),
+            (
+                len(self.stop_token_ids) <= MAX_STOP_TOKEN_IDS,
+                "stop_token_ids",
+                f"may have at most {MAX_STOP_TOKEN_IDS} ids",
+            ),
+            (
+                all(0 <= token_id <= LARGEST_INT for token_id in self.stop_token_ids),
+                "stop_token_ids",
+                f"must lie between 0 and {LARGEST_INT}",
+            ),
             (
                 self.logprobs is None or 0 <= self.logprobs <= MAX_TOP_LOGPROBS,
                 "top_logprobs",

@@ -7,7 +7,7 @@ looked at here. Parameters and random numbers come with the step's packet; the d
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -32,11 +32,11 @@ def uniform(seed: int, draw: int) -> float:
     return ((state ^ (state >> 31)) >> 11) / float(1 << 53)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, eq=False, slots=True)
 class _Slot:
     params: SamplingParams
     seed: int
-    blocked_ids: tuple[int, ...]
+    blocked_ids: npt.NDArray[np.int64]
     """Tokens that may not come before `min_tokens`: the ends of the model and the request's stop ids."""
 
     @property
@@ -45,7 +45,7 @@ class _Slot:
         return params.repetition_penalty != 1.0 or params.presence_penalty != 0.0 or params.frequency_penalty != 0.0
 
     def blocks(self, draw: int) -> bool:
-        return bool(self.blocked_ids) and draw + 1 < self.params.min_tokens
+        return len(self.blocked_ids) > 0 and draw + 1 < self.params.min_tokens
 
     def asks_for_more(self, draw: int) -> bool:
         """Whether the likeliest token alone does not do."""
@@ -130,7 +130,7 @@ class Sampler:
         params = start.params
         ends = () if params.ignore_eos else self._eos_token_ids
         known = {token for token in (*ends, *params.stop_token_ids) if 0 <= token < self._vocab_size}
-        blocked = tuple(sorted(known)) if params.min_tokens else ()
+        blocked = np.array(sorted(known) if params.min_tokens else (), dtype=np.int64)
         slot = _Slot(params, start.seed, blocked)
         self._slots[start.slot] = slot
         if slot.is_penalised:
@@ -154,18 +154,13 @@ class Sampler:
             return None
         penalised = [place for place, (_, _, slot) in enumerate(asking) if slot.is_penalised]
         random = [place for place, (_, _, slot) in enumerate(asking) if not slot.params.greedy]
-        blocked = [
-            (place, token)
-            for place, (_, draw, slot) in enumerate(asking)
-            if slot.blocks(draw.index)
-            for token in slot.blocked_ids
-        ]
+        blocked = {place: slot.blocked_ids for place, (_, draw, slot) in enumerate(asking) if slot.blocks(draw.index)}
         rows = tuple(row for row, _, _ in asking)
         return SamplingWork(
             packet.append(np.array(rows, dtype=np.int64)),
             packet.append(np.array([draw.slot for _, draw, _ in asking], dtype=np.int64)),
             _group(packet, penalised, [_penalties(asking[place][2].params) for place in penalised]),
-            np.array(blocked, dtype=np.int64).T if blocked else None,
+            _blocked(blocked) if blocked else None,
             _group(packet, random, [self._draw_numbers(asking[place][2], asking[place][1]) for place in random]),
             tuple(slot.params.logprobs for _, _, slot in asking),
             rows,
@@ -173,7 +168,7 @@ class Sampler:
 
     def _draw_numbers(self, slot: _Slot, draw: Draw) -> list[float]:
         params = slot.params
-        top_k = params.top_k or self._vocab_size
+        top_k = min(params.top_k or self._vocab_size, self._vocab_size)
         return [params.temperature, top_k, params.top_p, params.min_p, uniform(slot.seed, draw.index)]
 
     def apply(self, work: SamplingWork, packet: Packet, logits: Tensor, tokens: Tensor, last_tokens: Tensor) -> None:
@@ -218,6 +213,12 @@ def _group(packet: Packet, places: list[int], numbers: list[list[float]]) -> Gro
     if not places:
         return None
     return Group(packet.append(np.array(places, dtype=np.int64)), packet.append(np.array(numbers, dtype=np.float64)))
+
+
+def _blocked(ids_of: Mapping[int, npt.NDArray[np.int64]]) -> npt.NDArray[np.int64]:
+    """int64 [2, n]: places, each as often as it has ids, and the ids."""
+    places = np.repeat(np.array(list(ids_of), dtype=np.int64), [len(ids) for ids in ids_of.values()])
+    return np.stack([places, np.concatenate(list(ids_of.values()))])
 
 
 def _tensors(packet: Packet, group: Group) -> tuple[Tensor, Tensor]:

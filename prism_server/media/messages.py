@@ -5,6 +5,7 @@ Media are still as the request spelled them; nothing is decoded or fetched here.
 
 from __future__ import annotations
 
+import reprlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -124,7 +125,7 @@ class _Reader:
         if kind in VIDEO_TYPES:
             return self.video(part, param)
         known = "text, image_url, video_url"
-        raise BadRequest(f"{param}.type {kind!r} is not supported; known: {known}", param=f"{param}.type")
+        raise BadRequest(f"{param}.type {reprlib.repr(kind)} is not supported; known: {known}", param=f"{param}.type")
 
     def image(self, part: dict[str, Any], param: str) -> MediaContent:
         self.limits.check_count(len(self.sources) + 1, param)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -146,6 +146,10 @@ class MediaPipeline:
         kind = self._kind_of(item)
         prepare = partial(kind.prepare, item, facts)
         return self._cache.fetch(facts.key, prepare, self._workers, item.param)
+
+    def hand_to_worker(self, work: Callable[[], None]) -> None:
+        """Have it done behind what the workers have to do already; not after `close`. What it raises is lost."""
+        self._workers.submit(work)
 
     def stats(self) -> MediaStats:
         return MediaStats(self._cache.stats(), self._facts.stats())

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import codecs
 from collections.abc import Iterable, Sequence
+from functools import lru_cache
 
 from prism_server.prompt.tokenizer import Tokenizer
+
+REMEMBERED_STOPS = 64
+"""Stop strings whose tables are kept: all samples of a request share them, and so does who asks the same again."""
 
 
 class IncrementalDetokeniser:
@@ -117,7 +121,8 @@ class SampleText:
         return text + self._matcher.flush()
 
 
-def _fallbacks(stop: str) -> list[int]:
+@lru_cache(REMEMBERED_STOPS)
+def _fallbacks(stop: str) -> tuple[int, ...]:
     """`fallbacks[k]`: the longest proper beginning of `stop` that `stop[:k]` also ends with."""
     fallbacks = [0] * (len(stop) + 1)
     length = 0
@@ -126,4 +131,4 @@ def _fallbacks(stop: str) -> list[int]:
             length = fallbacks[length]
         length += stop[length] == stop[i]
         fallbacks[i + 1] = length
-    return fallbacks
+    return tuple(fallbacks)

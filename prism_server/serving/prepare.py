@@ -21,6 +21,9 @@ from prism_server.settings import ServerSettings
 if TYPE_CHECKING:
     from prism_server.engine.engine import Engine  # imports torch, long after the ports must answer
 
+LONGEST_SHOWN_NAME = 200
+"""Characters of a model's name in a refusal: a client may send megabytes."""
+
 
 @dataclass(frozen=True, slots=True)
 class Draft:
@@ -74,13 +77,17 @@ class Preparer:
     def _check_model(self, fields: GenerationFields) -> None:
         name = self.engine.info.model_name
         if fields.model is not None and fields.model != name:
-            reason = f"the model {fields.model!r} is not served here; this server has {name!r}"
+            asked = fields.model[:LONGEST_SHOWN_NAME]
+            reason = f"the model {asked!r} is not served here; this server has {name!r}"
             raise BadRequest(reason, param="model", status=404, code="model_not_found")
 
     def _sampling(self, fields: GenerationFields, default_temperature: float) -> SamplingParams:
         """With the most tokens there can be; the prompt's length takes its share off later."""
-        limit = fields.token_limit()
-        return fields.sampling(self.engine.info.max_context_tokens if limit is None else limit, default_temperature)
+        limit, vocab_size = fields.token_limit(), self.engine.prompts.tokenizer.vocab_size
+        params = fields.sampling(self.engine.info.max_context_tokens if limit is None else limit, default_temperature)
+        if not all(token_id < vocab_size for token_id in params.stop_token_ids):
+            raise BadRequest(f"stop_token_ids must lie in [0, {vocab_size})", param="stop_token_ids")
+        return params
 
     def _request(
         self,

@@ -182,7 +182,7 @@ def test_penalties_are_their_formulas(options: dict[str, float]) -> None:
 def test_ends_are_blocked_below_min_tokens_and_not_after() -> None:
     params = [
         SamplingParams(max_tokens=9, min_tokens=3),
-        SamplingParams(max_tokens=9, min_tokens=3, stop_token_ids=(6,)),
+        SamplingParams(max_tokens=9, min_tokens=3, stop_token_ids=frozenset((6,))),
         SamplingParams(max_tokens=9, min_tokens=3, ignore_eos=True),
         SamplingParams(max_tokens=9, min_tokens=3, temperature=0.01),
         SamplingParams(max_tokens=9),
@@ -226,13 +226,16 @@ def test_a_slot_forgets_who_had_it_before() -> None:
 
 
 def test_stop_ids_beyond_the_vocabulary_are_no_tokens_that_could_be_blocked() -> None:
-    params = SamplingParams(max_tokens=9, min_tokens=3, stop_token_ids=(6, 8, 1 << 40, -1))
+    params = SamplingParams(max_tokens=9, min_tokens=3, stop_token_ids=frozenset((6, 8, 1 << 30)))
     tokens, _ = sample(sampler_of([params]), torch.arange(8.0).unsqueeze(0), [Draw(0, 0)])
     assert tokens.tolist() == [5]
 
 
 def test_rows_that_want_the_likeliest_token_alone_cost_nothing() -> None:
-    params = [SamplingParams(max_tokens=9, min_tokens=2), SamplingParams(max_tokens=9, top_k=3, stop_token_ids=(1,))]
+    params = [
+        SamplingParams(max_tokens=9, min_tokens=2),
+        SamplingParams(max_tokens=9, top_k=3, stop_token_ids=frozenset((1,))),
+    ]
     packet = Packet(torch.zeros(256, dtype=torch.int64))
     packet.begin(0)
     assert sampler_of(params).prepare([Draw(0, 1), Draw(1, 0)], packet) is None

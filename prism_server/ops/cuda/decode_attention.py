@@ -17,6 +17,8 @@ from prism_server.ops.kv_storage import PagedKV
 SOURCE = Path(__file__).with_name("decode_attention.cu")
 WARPS = 8
 MAX_PIECES, MAX_SHARE, MAX_SEQUENCES = 32, 8, 256
+MAX_ROWS = 1 << 16
+"""Of a step: the kernel keeps a row's number in 16 bits."""
 STEP_TOKENS = 32
 ARGUMENTS = (*[POINTER] * 9, ctypes.c_int64, ctypes.c_int64, *[ctypes.c_int] * 4, ctypes.c_float)
 COMBINE_ARGUMENTS = (*[POINTER] * 4, *[ctypes.c_int] * 3)
@@ -27,6 +29,11 @@ def serves(layout: PageLayout, heads: int, device: torch.device) -> bool:
     share = heads // layout.num_kv_heads
     known = layout.kv_dtype == "fp8" and layout.page_tokens == 64 and layout.head_dim == 128 and share <= MAX_SHARE
     return known and is_hopper(device)
+
+
+def has_room(max_rows: int, max_sequences: int) -> bool:
+    """Whether the kernel takes every step of up to so many rows and sequences."""
+    return max_rows <= MAX_ROWS and max_sequences <= MAX_SEQUENCES
 
 
 def least_piece_pages(num_sequences: int) -> int:

@@ -96,7 +96,7 @@ class PagedAttention:
             )
         out = q.new_empty((q.shape[0], q.shape[1] * q.shape[2]))
         least = 1
-        if (decode := self._decode_for(q, kv)) is not None:
+        if (decode := self._decode_for(q, kv, self._workspace)) is not None:
             least = 2
             if batch.host_query_starts is None or 1 in batch.host_query_rows:
                 decode(q, kv, layer, batch, scale, out)
@@ -112,13 +112,13 @@ class PagedAttention:
                 Launch(self._workspace, self._num_sms, q, out, kv, layer, batch, scale, tile, rows).run()
         return out
 
-    def _decode_for(self, q: Tensor, kv: PagedKV) -> DecodeAttention | None:
-        """The kernel of its own that single rows have, where it knows heads, pages and GPU."""
+    def _decode_for(self, q: Tensor, kv: PagedKV, room: Workspace) -> DecodeAttention | None:
+        """The kernel of its own that single rows have, where it knows heads, pages and GPU, and has as much room."""
         if not q.is_cuda or q.dtype != torch.bfloat16:
             return None
-        from prism_server.ops.cuda.decode_attention import DecodeAttention, serves  # needs NVIDIA's libraries
+        from prism_server.ops.cuda.decode_attention import DecodeAttention, has_room, serves  # needs NVIDIA's libraries
 
-        if not serves(kv.layout, q.shape[1], q.device):
+        if not (serves(kv.layout, q.shape[1], q.device) and has_room(room.max_rows, room.max_sequences)):
             return None
         if self._decode is None:
             self._decode = DecodeAttention(q.shape[1], kv.layout.num_kv_heads, q.device)

@@ -3,7 +3,8 @@
 Query heads that share a KV head are laid beside each other as further query rows, so K and V are read once for them.
 A sequence's query rows are cut into tiles and its context into pieces; programs compute (tile, piece, KV head) after
 (tile, piece, KV head); `add_pieces` makes one of them. How a sequence is cut depends on its own lengths only: what
-comes out does not depend on what else is in the batch.
+comes out does not depend on what else is in the batch. (Where ops/cuda decodes instead, cuts depend on how many
+sequences the batch is padded to, too.)
 
 Starts and lengths are read on the device: the grid is fixed, programs look for what there is to do, and sequences
 without rows cost nothing. A launch takes the sequences with so many query rows, each class with a tile of its size.

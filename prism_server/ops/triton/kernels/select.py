@@ -18,6 +18,8 @@ ID_BITS = tl.constexpr(20)
 LAST_ID = tl.constexpr((1 << 20) - 1)
 HIGHEST_PLACE = tl.constexpr(2**63 - 1)
 LOG2_E = tl.constexpr(1.4426950408889634)
+LEAST_TEMPERATURE = tl.constexpr(1e-37)
+"""Below some 4e-39, log2(e) / temperature is no float32; the best tokens have all the weight long before that."""
 NEGLIGIBLE = tl.constexpr(41.6)
 """exp(-41.6) = 2^-60: all tokens of the vocabulary together weigh nothing that far below the best one."""
 FIXED_POINT = tl.constexpr(2.0**44)
@@ -110,7 +112,7 @@ def _load_row(parts, choices, row, num_parts, PARTS: tl.constexpr):
     part = parts + (row * num_parts + numbers) * 2
     first = tl.max(tl.load(part, mask=numbers < num_parts, other=LOWEST_PLACE))
     last = tl.min(tl.load(part + 1, mask=numbers < num_parts, other=HIGHEST_PLACE))
-    temperature = tl.load(choices + row * 5)
+    temperature = tl.maximum(tl.load(choices + row * 5), LEAST_TEMPERATURE)
     best = tl.maximum(_logit_of(first), -3.0e38)
     return first, tl.minimum(first, last), best, (1.0 / temperature * LOG2_E).to(tl.float32), temperature
 
