@@ -18,6 +18,15 @@ from e2e.prism import demo, operator
 
 __all__ = ["demo", "operator"]
 """Session fixtures: named here once, so that every module shares them."""
+LONGEST_TEST_S = 1800
+"""Its fixtures included: the longest takes two minutes, on a machine that has nothing else to do."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The limit is for what hangs. Waits have limits of their own, which say what they wait for."""
+    for item in items:
+        if Path(__file__).parent in item.path.parents:
+            item.add_marker(pytest.mark.timeout(LONGEST_TEST_S))
 
 
 @pytest.fixture(scope="session")

@@ -16,9 +16,13 @@ from e2e.cluster.layout import Layout
 T = TypeVar("T")
 Object = dict[str, Any]
 """A Kubernetes object as JSON has it."""
+PATIENCE_S = 300
+"""For what takes up to half a minute on an idle machine, such as the start of an engine, which imports torch."""
+WAIT = f"--timeout={PATIENCE_S}s"
+"""As a flag of kubectl and helm."""
 
 
-def eventually(what: str, check: Callable[[], T | None], timeout_s: float = 60, interval_s: float = 0.2) -> T:
+def eventually(what: str, check: Callable[[], T | None], timeout_s: float = PATIENCE_S, interval_s: float = 0.2) -> T:
     """Polls until the check returns something true, and returns that. Its `AssertionError` means not yet."""
     deadline = time.monotonic() + timeout_s
     while True:
@@ -114,8 +118,8 @@ class Cluster:
 
 
 def run(command: list[str], stdin: str | None) -> str:
-    """Runs to its end, within five minutes."""
-    done = subprocess.run(command, input=stdin, capture_output=True, text=True, timeout=300)
+    """Runs to its end, which flags such as `WAIT` may put off."""
+    done = subprocess.run(command, input=stdin, capture_output=True, text=True, timeout=2 * PATIENCE_S)
     if done.returncode != 0:
         raise CommandFailed(command, done.stderr.strip() or done.stdout.strip())
     return done.stdout

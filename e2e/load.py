@@ -5,17 +5,21 @@ from __future__ import annotations
 import json
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 
 import httpx
 
 from e2e.harness import Object, eventually
-from e2e.prism import Page, chat, stream
+from e2e.prism import Page, chat, events_of
 
 PAUSE_S = 0.3
 TIMEOUT_S = 60.0
+KNOWN_S = 3.0
+"""Until every router has asked every engine what it holds: twelve of its polls."""
+AT_HOME: Object = {"overrides": {"placement": {"load_bound": 1000}}}
+"""Of `router`: pages are where they were, and new ones at their homes, however busy those are."""
 PAGE_TOKENS = 80
 """Of the language model, for a page of 256 x 320 pixels."""
 SHORT_ANSWER = chat("What is this?", max_tokens=4)
@@ -77,26 +81,32 @@ def _client(url: str, tally: Tally, end: threading.Event, keeps_connection: bool
 
 
 class LongAnswer(threading.Thread):
-    """Reads one streamed answer of at most `num_tokens`, and leaves after `longest_s`, however slow the engine is."""
+    """Reads one streamed answer about a page, of at most `num_tokens`, until it is told to leave."""
 
-    def __init__(self, url: str, num_tokens: int, longest_s: float) -> None:
+    def __init__(self, url: str, page: Page, num_tokens: int) -> None:
         super().__init__(daemon=True)
         self._url = url
-        self._body: Object = chat("Go on.", max_tokens=num_tokens, ignore_eos=True)
-        self._longest_s = longest_s
+        self._body: Object = chat("Go on.", page.png, max_tokens=num_tokens, ignore_eos=True)
+        self._leaves_s = float("inf")
+        self.pod = ""
+        """That answers, once its head is there."""
         self.num_chunks = 0
         self.ended = ""
         """`left` when it was still flowing; else its `finish_reason`, or what broke it."""
-        self.seconds = 0.0
-        """From the request to the last chunk."""
+
+    def has_begun(self) -> bool:
+        """Whether it flows, or has ended already."""
+        return self.num_chunks > 5 or bool(self.ended)
+
+    def leave_in(self, seconds: float) -> None:
+        """However slow the engine is."""
+        self._leaves_s = time.monotonic() + seconds
 
     def run(self) -> None:
-        began_s = time.monotonic()
         try:
-            for event in stream(self._url, self._body, timeout_s=TIMEOUT_S):
-                self.seconds = time.monotonic() - began_s
+            for event in events_of(self._url, self._body, self._head):
                 self._take(event)
-                if not self.ended and self.seconds > self._longest_s:
+                if not self.ended and time.monotonic() > self._leaves_s:
                     self.ended = "left"
                 if self.ended:
                     return
@@ -104,10 +114,25 @@ class LongAnswer(threading.Thread):
         except httpx.HTTPError as error:
             self.ended = repr(error)
 
+    def _head(self, headers: httpx.Headers) -> None:
+        self.pod = headers.get("x-prism-pod", "")
+
     def _take(self, event: Object) -> None:
         self.num_chunks += 1
         finished = [choice.get("finish_reason") for choice in event.get("choices", [])]
         self.ended = str(event["error"]) if "error" in event else next(filter(None, finished), "")
+
+
+def long_answer_of(pod: str, url: str, pages: Iterable[Page], num_tokens: int) -> LongAnswer:
+    """One that flows from that pod: every page has a home of its own."""
+    for page in pages:
+        answer = LongAnswer(url, page, num_tokens)
+        answer.start()
+        eventually("a stream that flows", answer.has_begun)
+        if answer.pod == pod or answer.ended:
+            return answer
+        answer.leave_in(0)
+    raise AssertionError(f"{pod} is the home of no page")
 
 
 @dataclass(frozen=True)
@@ -148,16 +173,21 @@ def read_page(url: str, number: int, page: Page) -> Reading:
 def homes(url: str, pages: Sequence[Page]) -> dict[int, str]:
     """Asks about each page twice, of whichever routers: the second time it is known, where it was the first time.
 
-    Returns the pod of each.
+    Nobody else may ask: pages are copied when their pod is busy. Returns the pod of each.
     """
-    found = {}
-    for number, page in enumerate(pages):
-        first, second = (read_page(url, number, page) for _ in range(2))
-        assert (first.problem, second.problem) == ("", "")
-        assert second.pod == first.pod
-        assert second.cached_tokens >= PAGE_TOKENS
-        found[number] = first.pod
-    return found
+    first = [read_page(url, number, page) for number, page in enumerate(pages)]
+    second = known_readings(url, pages)
+    assert [reading.problem for reading in first if reading.problem] == []
+    assert [reading.pod for reading in second] == [reading.pod for reading in first]
+    return {reading.page: reading.pod for reading in first}
+
+
+def known_readings(url: str, pages: Sequence[Page]) -> list[Reading]:
+    """Asks about each page, which some pod holds, once every router knows that."""
+    time.sleep(KNOWN_S)
+    readings = [read_page(url, number, page) for number, page in enumerate(pages)]
+    assert [reading for reading in readings if reading.problem or reading.cached_tokens < PAGE_TOKENS] == []
+    return readings
 
 
 @contextmanager

@@ -6,7 +6,7 @@ import base64
 import json
 import random
 import secrets
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -15,7 +15,7 @@ import httpx
 import pytest
 
 from e2e.cluster.layout import REPOSITORY
-from e2e.harness import Cluster, Object, eventually
+from e2e.harness import PATIENCE_S, WAIT, Cluster, Object, eventually
 from prism_server.demo_model import LAYOUT_BY_NAME, draw_sample, encode_png
 
 CHART = REPOSITORY / "charts/prism"
@@ -34,8 +34,6 @@ CHILD_KINDS = (
     "statefulsets,deployments,services,configmaps,serviceaccounts,roles,rolebindings,poddisruptionbudgets,"
     "networkpolicies,secrets,jobs,persistentvolumeclaims,horizontalpodautoscalers"
 )
-START_S = 120
-"""For an engine to answer, on a machine that is busy with others: it imports torch."""
 
 
 def merged(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
@@ -53,7 +51,7 @@ def chart_values(cluster: Cluster, **more: Any) -> Object:
 def install(cluster: Cluster, release: str, namespace: str, **values: Any) -> None:
     """Installs or upgrades a release of the chart and waits for its operator. The namespace must be there."""
     given = json.dumps(chart_values(cluster, **values))
-    command = ["upgrade", "--install", release, str(CHART), "-n", namespace, "-f", "-", "--wait", "--timeout", "120s"]
+    command = ["upgrade", "--install", release, str(CHART), "-n", namespace, "-f", "-", "--wait", WAIT]
     cluster.helm(*command, stdin=given)
 
 
@@ -142,7 +140,7 @@ class Deployed:
         return conditions[kind]
 
     def wait(
-        self, kind: str, status: str = "True", reason: str = "", says: str = "", timeout_s: float = START_S
+        self, kind: str, status: str = "True", reason: str = "", says: str = "", timeout_s: float = PATIENCE_S
     ) -> Object:
         """Until the condition is so about the spec as it is now; with that reason, and a message with those words."""
 
@@ -224,12 +222,16 @@ def ask(url: str, body: Object, key: str | None = None, timeout_s: float = 60) -
     return httpx.post(f"{url}/v1/chat/completions", json=body, headers=headers(key), timeout=timeout_s)
 
 
-def stream(url: str, body: Object, key: str | None = None, timeout_s: float = 60) -> Iterator[Object]:
-    """The events of a streamed answer, as they come. `timeout_s` is the longest silence. Any other status raises."""
-    with httpx.stream(
-        "POST", f"{url}/v1/chat/completions", json=body | {"stream": True}, headers=headers(key), timeout=timeout_s
-    ) as response:
+def events_of(url: str, body: Object, take_head: Callable[[httpx.Headers], None] | None = None) -> Iterator[Object]:
+    """The events of a streamed answer, as they come; before the first, `take_head` gets the answer's headers.
+
+    Raises httpx.HTTPError for any other status, and for a minute's silence.
+    """
+    body = body | {"stream": True}
+    with httpx.stream("POST", f"{url}/v1/chat/completions", json=body, timeout=60) as response:
         response.raise_for_status()
+        if take_head is not None:
+            take_head(response.headers)
         for line in response.iter_lines():
             if line.startswith("data: ") and line != "data: [DONE]":
                 yield json.loads(line.removeprefix("data: "))
@@ -259,9 +261,10 @@ def operator(cluster: Cluster) -> Iterator[str]:
 
 @pytest.fixture(scope="session")
 def demo(cluster: Cluster, operator: str) -> Iterator[Deployed]:
-    """The bundled model behind its Service, one engine, Ready. Tests leave its spec alone."""
+    """The bundled model behind its Service, one engine, Ready and measured. Tests leave its spec alone."""
     with new_namespace(cluster, "demo") as namespace:
         deployed = Deployed.apply(cluster, prism_deployment("demo", namespace))
         deployed.wait("Ready")
+        deployed.wait("KVPlanMatched", reason="Matched")
         yield deployed
         deployed.delete("--wait=false")

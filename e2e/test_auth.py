@@ -10,10 +10,11 @@ from contextlib import contextmanager
 import httpx
 import pytest
 
-from e2e.harness import Cluster, Object, eventually
+from e2e.harness import PATIENCE_S, Cluster, Object, eventually
 from e2e.prism import Deployed, headers, new_namespace, prism_deployment
 
 SECRET = "page-keys"
+TIMEOUT_S = 60
 OLD, NEW, STAFF = "key-of-spring", "key-of-autumn", "key-of-the-staff"
 
 
@@ -39,7 +40,7 @@ def locked(cluster: Cluster, operator: str) -> Iterator[Deployed]:
         deployed.wait("AuthReady", "False", reason="SecretNotMounted", says=SECRET)
         deployed.wait("Available", "False")
         replace(cluster, keys(namespace, staff=STAFF, team=OLD))
-        deployed.wait("AuthReady", reason="KeysRead", timeout_s=180)
+        deployed.wait("AuthReady", reason="KeysRead", timeout_s=2 * PATIENCE_S)  # a volume is tried ever more seldom
         deployed.wait("Ready")
         yield deployed
         deployed.delete("--wait=false")
@@ -55,17 +56,20 @@ def replace(cluster: Cluster, secret: Object) -> None:
 
 def status(deployed: Deployed, key: str | None) -> int:
     """Of a request that computes nothing."""
-    return httpx.get(f"{deployed.url}/v1/models", headers=headers(key), timeout=10).status_code
+    return httpx.get(f"{deployed.url}/v1/models", headers=headers(key), timeout=TIMEOUT_S).status_code
 
 
 @contextmanager
-def asking_all_the_time(deployed: Deployed, key: str) -> Iterator[Counter[int]]:
-    """Counts the statuses of requests with the key while the block runs."""
-    url, seen, stop = deployed.url, Counter[int](), threading.Event()
+def asking_all_the_time(deployed: Deployed, key: str) -> Iterator[Counter[int | str]]:
+    """Counts the statuses of requests with the key while the block runs, and what broke others."""
+    url, seen, stop = deployed.url, Counter[int | str](), threading.Event()
 
     def ask_on() -> None:
         while not stop.wait(0.05):
-            seen[httpx.get(f"{url}/v1/models", headers=headers(key), timeout=10).status_code] += 1
+            try:
+                seen[httpx.get(f"{url}/v1/models", headers=headers(key), timeout=TIMEOUT_S).status_code] += 1
+            except httpx.HTTPError as error:
+                seen[repr(error)] += 1
 
     thread = threading.Thread(target=ask_on)
     thread.start()

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from e2e.harness import Cluster, Object, eventually
+from e2e.harness import WAIT, Cluster, Object, eventually
 from e2e.prism import (
     CHART,
     SYSTEM,
@@ -84,7 +84,7 @@ def test_an_operator_touches_its_own_class_alone(cluster: Cluster, second: Deplo
 
 def test_helm_test_passes(cluster: Cluster, operator: str, second: Deployed) -> None:
     for release, namespace in (("second", second.namespace), ("prism", operator)):
-        assert "Phase:          Succeeded" in cluster.helm("test", release, "-n", namespace, "--timeout", "120s")
+        assert "Phase:          Succeeded" in cluster.helm("test", release, "-n", namespace, WAIT)
 
 
 def test_an_upgrade_of_the_release_changes_no_pod_template(cluster: Cluster, second: Deployed) -> None:
@@ -124,7 +124,7 @@ def test_pods_serve_on_without_the_release_and_go_with_their_deployment(cluster:
     eventually("no child is left", lambda: children(cluster, second) == [])
 
     cluster.apply(prism_deployment("late", second.namespace, operatorClass=CLASS))  # nobody takes care of it
-    cluster.kubectl("delete", "namespace", second.namespace, "--timeout=60s")
+    cluster.kubectl("delete", "namespace", second.namespace, WAIT)
     assert cluster.get("namespace", second.namespace) is None
 
 
@@ -132,7 +132,7 @@ def test_a_namespace_goes_at_once_while_the_operator_works_in_it(cluster: Cluste
     with new_namespace(cluster, "short") as namespace:
         deployed = Deployed.apply(cluster, prism_deployment("pages", namespace))
         eventually("an engine", deployed.engines)
-        cluster.kubectl("delete", "namespace", namespace, "--timeout=60s")
+        cluster.kubectl("delete", "namespace", namespace, WAIT)
         assert cluster.get("namespace", namespace) is None
 
 

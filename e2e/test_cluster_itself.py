@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from e2e.cluster.layout import NODE, REPOSITORY
-from e2e.harness import Cluster, CommandFailed, Object, eventually, pod
+from e2e.harness import WAIT, Cluster, CommandFailed, Object, eventually, pod
 
 CRD_FILE = REPOSITORY / "charts/prism/files/crd.yaml"
 CRD = "prismdeployments.prism-infer.io"
@@ -29,7 +29,7 @@ def web(cluster: Cluster, namespace: str) -> str:
         "spec": {"selector": {"app": "web"}, "ports": [{"port": 80, "targetPort": 8000}]},
     }
     cluster.apply(pod("web", namespace, cluster.images.base, *SERVER, container=probe), service)
-    cluster.kubectl("wait", "-n", namespace, "--for=condition=Ready", "pod/web", "--timeout=60s")
+    cluster.kubectl("wait", "-n", namespace, "--for=condition=Ready", "pod/web", WAIT)
     return namespace
 
 
@@ -46,7 +46,7 @@ def fetch_from(cluster: Cluster, namespace: str, name: str) -> str:
 def start_client(cluster: Cluster, namespace: str, name: str) -> None:
     """A pod to send requests from."""
     cluster.apply(pod(name, namespace, cluster.images.base, "sleep", "600"))
-    cluster.kubectl("wait", "-n", namespace, "--for=condition=Ready", f"pod/{name}", "--timeout=60s")
+    cluster.kubectl("wait", "-n", namespace, "--for=condition=Ready", f"pod/{name}", WAIT)
 
 
 def test_a_node_is_ready_and_its_kubernetes_is_new_enough(cluster: Cluster) -> None:
@@ -92,7 +92,7 @@ def test_gpus_are_handed_out_once_each(cluster: Cluster, namespace: str, two_gpu
     both = {"container": {"resources": {"limits": {"nvidia.com/gpu": 2}}}}
     command = ("sh", "-c", "echo $NVIDIA_VISIBLE_DEVICES; sleep 600")
     cluster.apply(pod("first", namespace, cluster.images.base, *command, **both))
-    cluster.kubectl("wait", "-n", namespace, "--for=condition=Ready", "pod/first", "--timeout=60s")
+    cluster.kubectl("wait", "-n", namespace, "--for=condition=Ready", "pod/first", WAIT)
     devices = eventually("the pod's devices", lambda: cluster.kubectl("logs", "-n", namespace, "first").strip())
     assert sorted(devices.split(",")) == ["GPU-fake-0", "GPU-fake-1"]
 
@@ -158,7 +158,7 @@ def definition(cluster: Cluster) -> Iterator[None]:
     there = cluster.get("crd", CRD) is not None
     if not there:
         cluster.kubectl("apply", "--server-side", "-f", str(CRD_FILE))
-        cluster.kubectl("wait", "--for=condition=Established", f"crd/{CRD}", "--timeout=30s")
+        cluster.kubectl("wait", "--for=condition=Established", f"crd/{CRD}", WAIT)
     yield
     if not there:
         cluster.kubectl("delete", "crd", CRD)

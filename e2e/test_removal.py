@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from e2e.harness import Cluster, eventually
+from e2e.harness import WAIT, Cluster, eventually
 from e2e.prism import (
     RELEASE,
     SYSTEM,
@@ -50,6 +50,6 @@ def test_another_release_takes_over_and_without_the_definition_nothing_is_left(
         assert [pod["metadata"]["uid"] for pod in demo.engines()] == uids
         assert text_of(ask(demo.url, chat("Hello", max_tokens=4)))
 
-        cluster.kubectl("delete", "crd", CRD, "--timeout=60s")
+        cluster.kubectl("delete", "crd", CRD, WAIT)
         eventually("no child is left", lambda: children(cluster, demo) == [])
         cluster.helm("uninstall", "successor", "-n", namespace, "--wait")

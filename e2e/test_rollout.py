@@ -11,12 +11,12 @@ import pytest
 from kubernetes import client
 
 from e2e.cluster.layout import REGISTRY
-from e2e.harness import Cluster, Object, eventually
-from e2e.load import LongAnswer, homes, readers, steady_load
-from e2e.prism import START_S, Deployed, invoice_pages, new_namespace, prism_deployment
+from e2e.harness import PATIENCE_S, Cluster, Object, eventually
+from e2e.load import AT_HOME, homes, long_answer_of, readers, steady_load
+from e2e.prism import Deployed, invoice_pages, new_namespace, prism_deployment
 from e2e.watches import PODS, PRISM_DEPLOYMENTS, watching
 
-STREAM_S = 60
+STREAM_S = 30
 MOST_TOKENS = 7800
 """What the bundled model's context holds."""
 PAGES = [invoice_pages(seed)[0] for seed in range(400, 404)]
@@ -81,10 +81,20 @@ def scale(deployed: Deployed, replicas: int) -> None:
 
 
 def evict(deployed: Deployed, pod: Object) -> None:
-    """As `kubectl drain` does. Raises ApiException (429) where a disruption budget forbids it."""
+    """As `kubectl drain` does, which asks again while the disruption budget has not yet counted the last pod."""
     name = pod["metadata"]["name"]
     body = client.V1Eviction(metadata=client.V1ObjectMeta(name=name, namespace=deployed.namespace))
-    client.CoreV1Api().create_namespaced_pod_eviction(name, deployed.namespace, body)
+
+    def is_taken() -> bool:
+        try:
+            client.CoreV1Api().create_namespaced_pod_eviction(name, deployed.namespace, body)
+        except client.ApiException as refusal:
+            if refusal.status != 429:
+                raise
+            return False
+        return True
+
+    eventually("the eviction", is_taken)
 
 
 def is_leaving(deployed: Deployed, pod: Object) -> bool:
@@ -102,10 +112,10 @@ def pair(cluster: Cluster, operator: str) -> Iterator[Deployed]:
             "pair",
             namespace,
             replicas=2,
-            router={"replicas": 2},
+            router={"replicas": 2, **AT_HOME},
             engine={"maxContextTokens": 8192},
             kv={"pages": 300},
-            drain={"propagationSeconds": 2, "streamSeconds": 90},
+            drain={"propagationSeconds": 5, "streamSeconds": 90},
             podTemplate={"resources": {"limits": {"cpu": "600m"}}},  # else the stream is over too soon
         )
         deployed = Deployed.apply(cluster, body)
@@ -114,28 +124,26 @@ def pair(cluster: Cluster, operator: str) -> Iterator[Deployed]:
         deployed.delete("--wait=false")
 
 
-def test_a_stream_of_a_minute_survives_the_rollout_of_its_pod_and_no_request_fails(pair: Deployed) -> None:
+def test_a_long_stream_survives_the_rollout_of_its_pod_and_no_request_fails(pair: Deployed) -> None:
     """Nor does one fail because of the pod that is added and taken away in the middle of it."""
-    before = uids(pair)
+    before, pages = uids(pair), (invoice_pages(seed)[0] for seed in range(500, 540))
+    first = pair.engines()[-1]["metadata"]  # the last by number goes first
     with pod_history(pair) as pods, steady_load(pair.url) as load:
-        answer = LongAnswer(pair.url, MOST_TOKENS, 1.1 * STREAM_S)
-        answer.start()
-        eventually("a stream that flows", lambda: answer.num_chunks > 5)
+        answer = long_answer_of(first["name"], pair.url, pages, MOST_TOKENS)
         mark(pair, "stream")
-        eventually("the first pod told to go", lambda: pods.leaving_s)
+        eventually("its pod told to go", lambda: pods.leaving_s)
+        answer.leave_in(STREAM_S)
         scale(pair, 3)
-        eventually("a pod beside the old two", lambda: len(pods.ready - before) > 0, timeout_s=START_S)
+        eventually("a pod beside the old two", lambda: len(pods.ready - before) > 0)
         load.more()
         scale(pair, 2)
-        pair.wait("Ready", timeout_s=2 * START_S)
+        pair.wait("Ready", timeout_s=2 * PATIENCE_S)
         load.more()
-        answer.join(2 * STREAM_S)
-    assert answer.ended in ("left", "length")
-    assert answer.seconds >= STREAM_S, f"the machine is too fast for this test: {answer.num_chunks} tokens"
+        answer.join(PATIENCE_S)
+    assert answer.ended in ("left", "length"), "a fast machine may have said all"
     assert (load.failures, load.sent_away) == ([], 0)
     assert not before & uids(pair)
-    waited_s = {uid: pods.gone_s[uid] - pods.leaving_s[uid] for uid in before}
-    assert max(waited_s.values()) > STREAM_S / 4, "its pod has stayed for it"
+    assert pods.gone_s[first["uid"]] - pods.leaving_s[first["uid"]] > STREAM_S / 4, "its pod has stayed for it"
     assert pods.fewest_ready == 1
 
 
@@ -155,7 +163,7 @@ def test_an_eviction_and_three_edits_with_a_bad_image_fail_no_request_and_end_wi
         mark(pair, "last")
         operators = ("-n", operator, "-l", "app.kubernetes.io/component=operator")
         pair.cluster.kubectl("delete", "pod", *operators, "--wait=false", "--grace-period=1")
-        pair.wait("Ready", timeout_s=2 * START_S)
+        pair.wait("Ready", timeout_s=2 * PATIENCE_S)
         load.more()
     assert (load.failures, load.sent_away) == ([], 0)
     assert [reading for reading in readings if reading.problem] == []

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from e2e.harness import Cluster, eventually
+from e2e.harness import WAIT, Cluster, eventually
 from e2e.prism import Deployed, new_namespace, prism_deployment
 
 METRIC = "prism_uncached_tokens"
@@ -47,7 +47,7 @@ def test_an_autoscaler_follows_the_load_up_and_down_and_an_operators_restart_cha
     pod_metrics[METRIC] = 0.9 * TARGET_TOKENS
     before = {pod["metadata"]["uid"] for pod in scaled.engines()}
     cluster.kubectl("rollout", "restart", "-n", operator, "deployment/prism-operator")
-    cluster.kubectl("rollout", "status", "-n", operator, "deployment/prism-operator", "--timeout=60s")
+    cluster.kubectl("rollout", "status", "-n", operator, "deployment/prism-operator", WAIT)
     time.sleep(RESYNCS_S)
     assert is_at(scaled, 2)
     assert {pod["metadata"]["uid"] for pod in scaled.engines()} == before

@@ -218,7 +218,7 @@ def test_a_download_says_what_is_wrong_and_goes_on_once_it_is_put_right(
         assert tokens_elsewhere == [], "the loader has the only copy"
         assert job["status"]["succeeded"] == 1
         deployed.delete("--wait=false")
-        eventually("the engines' end, before the volume's", lambda: not deployed.engines(), timeout_s=120)
+        eventually("the engines' end, before the volume's", lambda: not deployed.engines())
 
 
 def test_a_hub_that_never_sends_a_file_to_its_end_is_a_broken_transfer(broken: Deployed) -> None:

@@ -13,7 +13,7 @@ from e2e.harness import Cluster, Object
 
 PODS = ("/api/v1", "pods")
 PRISM_DEPLOYMENTS = ("/apis/prism-infer.io/v1alpha1", "prismdeployments")
-LONGEST_S = 600
+LONGEST_S = 3600
 
 
 @contextmanager

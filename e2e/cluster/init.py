@@ -18,7 +18,7 @@ from e2e.cluster import control_plane, credentials, dns, node, policy, registry
 from e2e.cluster.layout import API_URL, NODE, NODE_ADDRESS, Layout, Program
 from e2e.cluster.namespaces import FIXED_FOLDERS
 
-READY_S = 90
+READY_S = 300
 """Far beyond what any one program takes to answer."""
 
 

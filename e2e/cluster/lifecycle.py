@@ -16,7 +16,7 @@ from e2e.cluster import credentials, dns, images, namespaces, node, registry
 from e2e.cluster.layout import HERE, REPOSITORY, Layout
 from e2e.cluster.phases import phase
 
-UP_S = 120
+UP_S = 400
 
 
 def prepare(layout: Layout) -> None:

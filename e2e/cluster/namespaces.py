@@ -19,7 +19,7 @@ from e2e.cluster.layout import Layout
 
 FIXED_FOLDERS = {"/var/lib/kubelet": "kubelet", "/var/lib/cni": "cni-results", "/var/log": "var-log"}
 """Folders that no setting moves, and the part of the run's folder that is mounted over each."""
-END_S = 10
+END_S = 60
 
 
 def make_traces(layout: Layout) -> None:

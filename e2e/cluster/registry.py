@@ -13,7 +13,7 @@ from pathlib import Path
 from e2e.cluster.layout import REGISTRY, Layout, Program
 
 PORT = int(REGISTRY.rpartition(":")[2])
-START_S = 10
+START_S = 60
 
 
 def config(folder: Path) -> str:

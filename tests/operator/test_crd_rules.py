@@ -12,7 +12,7 @@ from prism_operator.api import PRISM_DEPLOYMENT, Invalid, Kind
 
 if not os.environ.get("KUBECONFIG"):
     pytest.skip("needs a cluster: KUBECONFIG", allow_module_level=True)
-pytestmark = pytest.mark.cluster
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(900)]
 
 POLICY = Kind("networking.k8s.io/v1", "NetworkPolicy", "networkpolicies")
 LINKS: dict[str, Any] = {"hosts": ["media.example.org", "*.cdn.example.org"], "privateNetworks": ["10.8.0.0/16"]}

@@ -75,6 +75,7 @@ BAD: list[tuple[str, dict[str, Any]]] = [
     ("a field that is not there", {"model": DEMO, "replcas": 2}),
     ("snake case", {"model": DEMO, "pod_template": {"node_selectr": {}}}),
     ("three cards", {"model": DEMO, "engine": {"tensorParallel": 3}}),
+    ("a switch as a number of cards", {"model": DEMO, "engine": {"tensorParallel": True}}),
     ("a switch as text", {"model": DEMO, "engine": {"prefixCache": "true"}}),
     ("a number as text", {"model": DEMO, "replicas": "2"}),
     ("a fraction of replicas", {"model": DEMO, "replicas": 1.5}),

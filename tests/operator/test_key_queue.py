@@ -76,11 +76,12 @@ def test_no_key_is_lost_and_none_runs_twice_at_once(steps: list[tuple[str, Key, 
 def test_a_waiting_worker_wakes_for_new_keys_and_for_due_ones() -> None:
     async def play() -> list[Key]:
         queue = KeyQueue()
+        queue.add(B, delay_s=1e6)
         worker = asyncio.create_task(queue.take())
         await asyncio.sleep(0)
-        queue.add(B, delay_s=0.02)
         queue.add(A)
-        first = await asyncio.wait_for(worker, 5)
-        return [first, await asyncio.wait_for(queue.take(), 5)]
+        first = await asyncio.wait_for(worker, 60)
+        queue.add(B, delay_s=0.02)
+        return [first, await asyncio.wait_for(queue.take(), 60)]
 
     assert asyncio.run(play()) == [A, B]

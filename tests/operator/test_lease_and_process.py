@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from operator_cluster import DEMO, World, namespace_of, until
+from operator_cluster import DEMO, PATIENCE_S, World, namespace_of, until
 
 from prism_operator.api import LEASE, PRISM_DEPLOYMENT, STATEFUL_SET, Api, Kind
 from prism_operator.lease import Elector
@@ -20,7 +20,7 @@ from prism_operator.options import OperatorOptions
 
 if not os.environ.get("KUBECONFIG"):
     pytest.skip("needs a cluster: KUBECONFIG", allow_module_level=True)
-pytestmark = pytest.mark.cluster
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(900)]
 
 SERVICE = Kind("v1", "Service", "services")
 HEALTH_PORT, METRICS_PORT = 28081, 28080
@@ -75,6 +75,12 @@ def steal(world: World, identity: str) -> None:
     world.api.call("PATCH", path, {"fieldManager": "thief"}, patch, "application/merge-patch+json")
 
 
+def read(url: str) -> str:
+    with urllib.request.urlopen(url, timeout=PATIENCE_S) as answer:
+        text: str = answer.read().decode()
+        return text
+
+
 def test_two_electors_never_lead_at_once(world: World) -> None:
     now = [0.0]
     first = Elector(world.api, world.options, "first", lambda: now[0])
@@ -100,7 +106,7 @@ def test_a_lost_lease_is_told(world: World) -> None:
     keeper = threading.Thread(target=first.keep, args=(threading.Event(), lost.append))
     keeper.start()
     steal(world, "second")
-    keeper.join(30)
+    keeper.join(PATIENCE_S)
     assert lost == ["another operator holds it"]
 
 
@@ -112,17 +118,15 @@ def test_from_apply_to_ready_with_watches_and_a_clean_end(world: World, start: S
     service = world.api.get(SERVICE, world.namespace, "demo")
     world.api.delete(SERVICE, world.namespace, "demo", service["metadata"]["uid"])
     until(lambda: world.get(SERVICE, "demo"), "the Service comes back")
-    with urllib.request.urlopen(f"http://127.0.0.1:{HEALTH_PORT}/healthz", timeout=5) as answer:
-        assert answer.read() == b"ok\n"
-    with urllib.request.urlopen(f"http://127.0.0.1:{METRICS_PORT}/metrics", timeout=5) as answer:
-        text = answer.read().decode()
-    assert 'prism_operator_reconciles_total{result="ok"}' in text
-    assert 'prism_operator_watch_events_total{kind="Pod"}' in text
+    assert read(f"http://127.0.0.1:{HEALTH_PORT}/healthz") == "ok\n"
+    metrics = f"http://127.0.0.1:{METRICS_PORT}/metrics"
+    assert 'prism_operator_reconciles_total{result="ok"}' in read(metrics)
+    until(lambda: 'prism_operator_watch_events_total{kind="Pod"}' in read(metrics), "a watch has told of a pod")
     metadata = world.api.get(PRISM_DEPLOYMENT, world.namespace, "demo")["metadata"]
     assert "finalizers" not in metadata
     assert "annotations" not in metadata
     process.send_signal(signal.SIGTERM)
-    assert process.wait(30) == 0
+    assert process.wait(PATIENCE_S) == 0
     assert holder(world) == ""
 
 
@@ -151,4 +155,4 @@ def test_a_process_whose_lease_is_taken_ends_with_1(world: World, start: Start) 
     process = start(0)
     until(lambda: holder(world), "it leads")
     steal(world, "somebody-else")
-    assert process.wait(30) == 1
+    assert process.wait(PATIENCE_S) == 1

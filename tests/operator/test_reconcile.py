@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Any
 
 import pytest
-from operator_cluster import DEMO, World, until
+from operator_cluster import DEMO, MERGE_PATCH, World, until
 
 from prism_operator.api import (
     AUTOSCALER,
@@ -28,7 +29,7 @@ from prism_operator.status import timestamp
 
 if not os.environ.get("KUBECONFIG"):
     pytest.skip("needs a cluster: KUBECONFIG", allow_module_level=True)
-pytestmark = pytest.mark.cluster
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(900)]
 
 SERVICE = Kind("v1", "Service", "services")
 POLICY = Kind("networking.k8s.io/v1", "NetworkPolicy", "networkpolicies")
@@ -65,7 +66,7 @@ def test_spec_replicas_is_never_written_and_the_workload_follows_it(world: World
     world.put(spec())
     world.settle()
     scale = PRISM_DEPLOYMENT.path(world.namespace, "demo", "scale")
-    world.api.call("PATCH", scale, {"fieldManager": "hpa"}, {"spec": {"replicas": 3}}, "application/merge-patch+json")
+    world.api.call("PATCH", scale, {"fieldManager": "hpa"}, {"spec": {"replicas": 3}}, MERGE_PATCH)
     world.settle()
     assert len(world.pods()) == 3
     world.restart()
@@ -99,11 +100,10 @@ def test_a_persons_edit_of_a_child_is_taken_back_and_another_controllers_is_a_co
     world.put(spec())
     world.settle()
     path = STATEFUL_SET.path(world.namespace, ENGINE)
-    merge = "application/merge-patch+json"
-    world.api.call("PATCH", path, {"fieldManager": "kubectl-edit"}, {"spec": {"replicas": 5}}, merge)
+    world.api.call("PATCH", path, {"fieldManager": "kubectl-edit"}, {"spec": {"replicas": 5}}, MERGE_PATCH)
     world.step()
     assert world.api.get(STATEFUL_SET, world.namespace, ENGINE)["spec"]["replicas"] == 2
-    world.api.call("PATCH", path, {"fieldManager": "other-controller"}, {"spec": {"replicas": 1}}, merge)
+    world.api.call("PATCH", path, {"fieldManager": "other-controller"}, {"spec": {"replicas": 1}}, MERGE_PATCH)
     world.step()
     assert world.api.get(STATEFUL_SET, world.namespace, ENGINE)["spec"]["replicas"] == 1
     assert 'conflict with "other-controller"' in world.condition("ChildConflict").message
@@ -139,10 +139,9 @@ def test_a_configuration_stays_as_long_as_a_pod_of_the_old_revision_needs_it(wor
     world.step()
     assert len(world.revisions()) >= 1
     assert world.get(CONFIG_MAP, old) is not None
-    # a budget takes a pod that came back at once, without a kubelet's grace, for the evicted one: two minutes long
     for sequences in range(8, 12):
         world.put(spec(engine={"device": "cpu", "maxRunningSequences": sequences}))
-        until(lambda: (world.run_kubelet(), world.step(), world.is_ready())[2], "rolled out", patience_s=150)
+        until(lambda: (world.run_kubelet(), world.step(), world.is_ready())[2], "rolled out")
     assert len(world.api.list(CONFIG_MAP, world.namespace, f"{LABEL_CLASS}=prism")) <= 5, "history is short"
 
 
@@ -188,13 +187,17 @@ def test_an_infeasible_spec_that_serves_nothing_makes_no_pods(world: World) -> N
     assert world.condition("Available").reason == "NoPods"
 
 
-def roll(world: World, steps: int, floor: int) -> None:
-    """Passes with controllers between them; the floor holds after each."""
-    for _ in range(steps):
-        world.step()
-        assert world.num_ready() >= floor, world.pods()
-        time.sleep(0.15)
-        world.run_kubelet()
+def roll(world: World, floor: int) -> None:
+    """One pass, then controllers and the kubelet; the floor holds."""
+    world.step()
+    assert world.num_ready() >= floor, world.pods()
+    time.sleep(0.15)
+    world.run_kubelet()
+
+
+def roll_until(world: World, is_so: Callable[[], bool], what: str, floor: int) -> None:
+    """Passes with the floor held after each."""
+    until(lambda: (roll(world, floor), is_so())[1], what)
 
 
 def test_three_edits_in_a_row_never_go_below_the_floor_of_ready_pods(world: World) -> None:
@@ -202,24 +205,28 @@ def test_three_edits_in_a_row_never_go_below_the_floor_of_ready_pods(world: Worl
     world.settle()
     for reference in ("a:1", "bad:1", "a:2"):
         world.put(spec(replicas=3, image=image(reference)))
-        roll(world, 4, floor=2)
-    roll(world, 25, floor=2)
-    assert world.images() == ["a:2"] * 3
-    assert world.condition("Ready").status == "True"
+        for _ in range(4):
+            roll(world, floor=2)
+    roll_until(world, lambda: world.images() == ["a:2"] * 3 and world.is_ready(), "the last one is rolled out", floor=2)
 
 
 def test_a_bad_image_then_back_to_the_good_one_needs_nobody(world: World) -> None:
     world.put(spec())
     world.settle()
     world.put(spec(image=image("bad:1")))
-    roll(world, 10, floor=1)
+
+    def is_stalled() -> bool:
+        stalled = world.condition("Stalled")
+        is_told = stalled.message.endswith("no such image: bad:1")
+        return (stalled.status, stalled.reason, is_told) == ("True", "ImagePullBackOff", True)
+
+    roll_until(world, is_stalled, "it is stalled", floor=1)
+    for _ in range(4):
+        roll(world, floor=1)
     assert world.images().count("bad:1") == 1
-    stalled = world.condition("Stalled")
-    assert (stalled.status, stalled.reason) == ("True", "ImagePullBackOff")
-    assert stalled.message.endswith("no such image: bad:1")
     assert (world.condition("Available").status, world.condition("Ready").status) == ("True", "False")
     world.put(spec())
-    roll(world, 15, floor=1)
+    roll_until(world, world.is_ready, "the way back", floor=1)
     world.settle()
     assert world.condition("Ready").status == "True"
     assert world.condition("Stalled").status == "False"
@@ -228,8 +235,7 @@ def test_a_bad_image_then_back_to_the_good_one_needs_nobody(world: World) -> Non
 def set_ready(world: World, name: str, status: str) -> None:
     """As a kubelet whose probes have changed their mind about that pod."""
     conditions = [{"type": "Ready", "status": status, "lastTransitionTime": timestamp(datetime.now(UTC))}]
-    path = POD.path(world.namespace, name, "status")
-    world.api.call("PATCH", path, None, {"status": {"conditions": conditions}}, "application/merge-patch+json")
+    world.patch_status(POD, name, {"conditions": conditions})
 
 
 def test_ready_engines_without_a_ready_router_serve_nobody(world: World) -> None:
@@ -279,10 +285,10 @@ def test_a_service_that_led_to_engines_is_handed_over_to_routers_without_a_gap(w
     world.put(spec())
     world.settle()
     engines = {pod.uid for pod in world.pods()}
-    merge, ours = "application/merge-patch+json", {"fieldManager": MANAGED_BY}
+    ours = {"fieldManager": MANAGED_BY}
     to_engines = {"spec": {"selector": {LABEL_COMPONENT: "engine"}}}
-    world.api.call("PATCH", SERVICE.path(world.namespace, "demo"), ours, to_engines, merge)
-    world.api.call("PATCH", POLICY.path(world.namespace, ENGINE), ours, {"spec": {"ingress": [{}]}}, merge)
+    world.api.call("PATCH", SERVICE.path(world.namespace, "demo"), ours, to_engines, MERGE_PATCH)
+    world.api.call("PATCH", POLICY.path(world.namespace, ENGINE), ours, {"spec": {"ingress": [{}]}}, MERGE_PATCH)
     routers = world.api.get(DEPLOYMENT, world.namespace, "demo-router")
     world.api.delete(DEPLOYMENT, world.namespace, "demo-router", routers["metadata"]["uid"])
     until(lambda: not world.routers(), "no routers")
@@ -318,6 +324,7 @@ def test_only_so_many_rollouts_at_a_time(world: World) -> None:
         return {body["status"].get("updateRevision", "") for body in world.api.list(STATEFUL_SET, world.namespace)}
 
     until(lambda: (world.step(), old("demo") == 1)[1], "the first begins")
+    until(lambda: (world.step("other"), old("other") > 0)[1], "the other has its new revision")
     world.step("other")
     assert old("other") == 2
     until(lambda: (world.run_kubelet(), world.step(), world.step("other"), old("other") == 0)[3], "then the other")
@@ -349,7 +356,7 @@ def test_an_optional_api_that_is_missing_costs_nothing_but_a_line(world: World) 
 
 
 def test_a_pod_on_a_lost_node_is_replaced(world: World) -> None:
-    world.options = OperatorOptions(operator_namespace=world.namespace, lost_node_grace_s=0.5)
+    world.options = OperatorOptions(operator_namespace=world.namespace, lost_node_grace_s=600.0)
     world.restart()
     world.put(spec())
     world.settle()
@@ -362,6 +369,8 @@ def test_a_pod_on_a_lost_node_is_replaced(world: World) -> None:
         world.api.delete(POD, world.namespace, lost.name, lost.uid, grace_s=1)
         world.step()
         assert lost.uid in {pod.uid for pod in world.pods()}, "not before its grace is over"
+        world.options = OperatorOptions(operator_namespace=world.namespace, lost_node_grace_s=0.5)
+        world.restart()
         until(lambda: (world.step(), lost.uid not in {pod.uid for pod in world.pods()})[1], "it is force-deleted")
         world.settle()
         assert world.num_ready() == 2

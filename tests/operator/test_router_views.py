@@ -59,7 +59,7 @@ class Admin(BaseHTTPRequestHandler):
 
 
 @pytest.fixture
-def port() -> Iterator[int]:
+def port(patient_reads: None) -> Iterator[int]:
     server = HTTPServer(("127.0.0.1", 0), Admin)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     yield server.server_port

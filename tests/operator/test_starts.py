@@ -106,7 +106,7 @@ class StartingEngine(BaseHTTPRequestHandler):
 
 
 @pytest.fixture
-def port() -> Iterator[int]:
+def port(patient_reads: None) -> Iterator[int]:
     server = ThreadingHTTPServer(("127.0.0.1", 0), StartingEngine)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     yield server.server_address[1]

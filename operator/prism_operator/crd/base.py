@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Annotated, Any, ClassVar
 
-from pydantic import BaseModel, ConfigDict, Field, GetJsonSchemaHandler
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, GetJsonSchemaHandler
 from pydantic.alias_generators import to_camel
 from pydantic.json_schema import JsonSchemaValue
-from pydantic_core import CoreSchema
+from pydantic_core import CoreSchema, PydanticCustomError
 
 GROUP = "prism-infer.io"
 VERSION = "v1alpha1"
@@ -37,6 +37,15 @@ class Model(BaseModel):
             handler.resolve_ref_schema(schema)["x-kubernetes-validations"] = rules
         return schema
 
+
+def _no_switch(value: Any) -> Any:
+    if isinstance(value, bool):
+        raise PydanticCustomError("int_type", "Input should be a valid integer")
+    return value
+
+
+NO_SWITCH = BeforeValidator(_no_switch)
+"""For a choice of numbers: in Python `True` is one of `Literal[1, 2]`, whatever the model says of strictness."""
 
 # Patterns are read by pydantic (Rust) here and by the API server (RE2) there: \w, \d and \s differ between them, and
 # neither looks ahead. So only explicit character sets are used.

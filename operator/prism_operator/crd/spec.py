@@ -6,7 +6,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
-from prism_operator.crd.base import DEFAULT_CLASS, ImageReference, Model, Name, Open, Quantity
+from prism_operator.crd.base import DEFAULT_CLASS, NO_SWITCH, ImageReference, Model, Name, Open, Quantity
 from prism_operator.crd.media import MediaSpec
 from prism_operator.crd.network import GatewaySpec, MonitoringSpec, NetworkPolicySpec, ServiceSpec
 from prism_operator.crd.pods import PodTemplateSpec, RouterPodTemplateSpec
@@ -61,7 +61,7 @@ class RouterSpec(Model):
 class EngineSpec(Model):
     """The engine's settings; `overrides` are further keys of its configuration, by group."""
 
-    tensor_parallel: Literal[1, 2] = Field(
+    tensor_parallel: Annotated[Literal[1, 2], NO_SWITCH] = Field(
         default=1, description="cards that one engine pod is split over; 2 is planned for and not served yet: no pods"
     )
     device: Literal["auto", "cpu", "cuda"] = Field(default="auto", description="auto: the card, where the pod has one")
@@ -86,7 +86,7 @@ class KVSpec(Model):
     """The paged KV cache of each engine pod."""
 
     dtype: Literal["fp8", "bf16"] = Field(default="fp8", description="fp8 holds almost twice the tokens of bf16")
-    page_tokens: Literal[16, 32, 64, 128] = Field(default=64, description="tokens in one page")
+    page_tokens: Annotated[Literal[16, 32, 64, 128], NO_SWITCH] = Field(default=64, description="tokens in one page")
     pages: NonNegative = Field(default=0, description="0: as many as the card holds")
     min_tokens: NonNegative = Field(
         default=0,
