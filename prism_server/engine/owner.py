@@ -23,7 +23,7 @@ from prism_server.engine.sequence import Sequence as Sample
 from prism_server.engine.staging import StagedItem
 from prism_server.errors import BadRequest, EngineFault, Overloaded, PrismError
 from prism_server.identity import Digest
-from prism_server.media.cache import Materialised
+from prism_server.media.cache import Materialised, media_failed
 from prism_server.media.item import ItemKey
 from prism_server.media.pipeline import MediaPipeline
 
@@ -52,7 +52,7 @@ class MediaDone:
 
     key: ItemKey
     future: Future[Materialised]
-    item: StagedItem | Exception | None
+    item: StagedItem | PrismError | None
     """The patches, ready for the executor, or why they are not; None where there are no patches."""
 
 
@@ -75,7 +75,7 @@ class MediumNotCopied(Overloaded):
 
     code = "medium_not_copied"
 
-    def __init__(self, cause: Exception | None) -> None:
+    def __init__(self, cause: Exception) -> None:
         super().__init__(f"there is no room now to copy a medium for the device: {cause}")
 
 
@@ -234,12 +234,15 @@ class Owner:
 
     def _copy_patches(self, key: ItemKey, future: Future[Materialised]) -> None:
         """What is raised here nobody would hear of."""
-        item: StagedItem | Exception | None = None
+        item: StagedItem | PrismError | None = None
         if not future.cancelled() and future.exception() is None:
             try:
                 item = self._executor.prepare(future.result().patches)
+            except (MemoryError, RuntimeError) as error:  # RuntimeError: what torch raises where there is no memory
+                logger.error("a medium could not be copied for the device", exc_info=error)
+                item = MediumNotCopied(error)
             except Exception as error:
-                item = error
+                item = media_failed(key, error)
         self.send(MediaDone(key, future, item))
 
     def _media_done(self, done: MediaDone) -> None:
@@ -251,12 +254,11 @@ class Owner:
         except PrismError as error:
             self._scheduler.media_failed(done.key, error)
         else:
-            if isinstance(done.item, StagedItem):
+            if isinstance(done.item, PrismError):
+                self._scheduler.media_failed(done.key, done.item)
+            elif done.item is not None:
                 self._executor.stage(done.key, done.item)
                 self._scheduler.media_arrived(done.key, ready.decoded, time.monotonic())
-            else:
-                logger.error("a medium could not be copied for the device", exc_info=done.item)
-                self._scheduler.media_failed(done.key, MediumNotCopied(done.item))
 
     def _end_late_requests(self) -> None:
         now_s = time.monotonic()

@@ -1,7 +1,7 @@
 """One request on its way through the router: placed, tried, perhaps tried elsewhere, and streamed.
 
-Another try is possible until the pod's first byte has gone to the client, never at the same pod, within the budget, and
-not once two pods have failed at the request. From then on a fault ends the stream with an error event. One coroutine
+Another try is possible within the budget, never at the same pod, and not once two pods have failed at the request,
+until a pod's first byte has gone to the client. From then on a fault ends the stream with an error event. One coroutine
 from the body to the last byte, cancelled when the client leaves, and with it the pod's work.
 """
 

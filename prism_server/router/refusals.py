@@ -21,9 +21,7 @@ ABOUT_THE_REQUEST = frozenset(("deadline_exceeded",))
 """Codes of a 503 that another pod would only repeat, later."""
 PASSING = frozenset(("loading", "leaving", "draining", SHUTTING_DOWN))
 """Codes of a pod that is healthy, only not in service."""
-DYING = frozenset((None, "faulted"))
-"""Codes of a pod whose engine has died: what it tells those inside, and those at its door."""
-SUSPICIOUS = frozenset(("broken", "silent", "faulted"))
+SUSPICIOUS = frozenset(("broken", "silent", "died"))
 """Causes that may be the request's doing: the pod had it, and has failed."""
 MOST_SUSPICIONS = 2
 """Of one request. A pod that dies is common; two that die of the same request would not be the last."""
@@ -61,7 +59,7 @@ class Refusal:
     """Why a pod did not take a request."""
 
     cause: str
-    """Label of the metric: connect, broken, silent, faulted, overloaded, unavailable, shutting_down."""
+    """Label of the metric: connect, broken, silent, died, overloaded, unavailable, shutting_down."""
     reason: str
     """For people."""
     is_fault: bool
@@ -102,9 +100,10 @@ async def refusal_of(head: Head, connection: Connection) -> Refusal | None:
         return None
     body = await connection.rest()
     code = _code(body)
-    cause = "faulted" if code in DYING else "unavailable"
+    cause = "died" if code is None else "unavailable"
     is_fault = code not in PASSING | ABOUT_THE_REQUEST
-    return Refusal(cause, f"the pod answered 503 {code or ''}", is_fault, head, body, code in ABOUT_THE_REQUEST)
+    reason = f"the pod answered 503 {code}" if code else "the pod answered 503"
+    return Refusal(cause, reason, is_fault, head, body, code in ABOUT_THE_REQUEST)
 
 
 def refusal_from(error: UpstreamError) -> Refusal:
@@ -160,7 +159,7 @@ def last_word(refusal: Refusal | None, no_pod: NoPod | None) -> LastWord:
 
 
 def _code(body: bytes) -> str | None:
-    """None: the error has none. "": there is no error in it."""
+    """None: the error has none: the engine has died with the request inside. "": there is no error in it."""
     try:
         code: Any = msgspec.json.decode(body)["error"]["code"]
         return None if code is None else str(code)

@@ -21,6 +21,7 @@ from prism_server.engine.plan import StepPlan
 from prism_server.engine.sequence import Phase
 from prism_server.engine.staging import StagedItem
 from prism_server.errors import BadRequest, EngineFault, PrismError
+from prism_server.media.cache import MEDIA_FAILED
 from prism_server.media.item import IsWanted, ItemFacts, MediaItem, Patches, Unwanted
 from prism_server.media.kinds import ImageKind
 from prism_server.model.vision import Features, VisionState, VisionTower
@@ -215,23 +216,31 @@ def test_one_broken_picture_among_good_ones_fails_its_request_and_leaves_the_goo
         assert [driver.ask(parts).tokens] == alone([parts])
 
 
+@pytest.mark.parametrize(
+    ("raised", "code", "said"),
+    [
+        (RuntimeError("no host memory is left"), MediumNotCopied.code, "no host memory is left"),
+        (IndexError("not for the client"), MEDIA_FAILED, "its log says why"),
+    ],
+)
 def test_a_picture_that_cannot_be_copied_for_the_device_ends_its_request_alone(
-    monkeypatch: pytest.MonkeyPatch,
+    raised: Exception, code: str, said: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     parts = (*small_pictures(18, 1), SEEN)
     with running_engine() as driver:
         runner = driver.engine._parts.executor
-        prepare, failures = runner.prepare, ["no host memory is left"]
+        prepare, failures = runner.prepare, [raised]
 
         def fails_once(patches: Patches) -> StagedItem:
             if failures:
-                raise RuntimeError(failures.pop())
+                raise failures.pop()
             return prepare(patches)
 
         monkeypatch.setattr(runner, "prepare", fails_once)
         failed = driver.ask(parts)
-        assert isinstance(failed.error, MediumNotCopied)
-        assert "no host memory is left" in failed.error.reason
+        assert isinstance(failed.error, BadRequest | MediumNotCopied)
+        assert failed.error.code == code
+        assert said in failed.error.reason
         assert [driver.ask(parts).tokens] == alone([parts])
 
 

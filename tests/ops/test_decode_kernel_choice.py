@@ -21,13 +21,6 @@ TINY = Tile(16, 16, 32, 4, 16, num_warps=1, num_stages=2, programs_per_sm=1, max
 TINY_HEADS = Heads(query=2, kv=1, head_dim=32)
 
 
-class Made:
-    """In place of the compiled kernel."""
-
-    def __init__(self, *arguments: object) -> None:
-        self.arguments = arguments
-
-
 @pytest.mark.parametrize(
     ("max_rows", "max_sequences", "is_own"),
     [
@@ -44,14 +37,15 @@ def test_the_decode_kernel_is_chosen_where_it_has_room_for_every_step(
     from prism_server.ops.cuda import decode_attention
 
     monkeypatch.setattr(decode_attention, "is_hopper", lambda device: True)
-    monkeypatch.setattr(decode_attention, "DecodeAttention", Made)
+    compiled = object()
+    monkeypatch.setattr(decode_attention, "DecodeAttention", lambda *arguments: compiled)
     attend = PagedAttention({"bf16": Tiles(TINY, TINY, TINY)})
     attend.reserve(max_rows, max_sequences, HEADS.query, HEADS.kv, HEADS.head_dim, "cpu")
     kv = PagedKV(PageLayout(1, HEADS.kv, HEADS.head_dim, 64, "fp8"), 1, "cpu")
     with FakeTensorMode():
         q = torch.empty((1, HEADS.query, HEADS.head_dim), dtype=torch.bfloat16, device="cuda")
     assert attend._workspace is not None
-    assert isinstance(attend._decode_for(q, kv, attend._workspace), Made) is is_own
+    assert (attend._decode_for(q, kv, attend._workspace) is compiled) is is_own
 
 
 def test_more_sequences_than_the_decode_kernel_takes_decode_beside_each_other() -> None:

@@ -12,21 +12,8 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import httpx
-from router_http_support import (
-    CHAT,
-    TERM,
-    Asked,
-    RouterProcess,
-    chat_body,
-    eventually,
-    never,
-    routing,
-    says_yes,
-    scripted,
-    send_chunk,
-    sse_data,
-    start_events,
-)
+from router_http_support import CHAT, TERM, RouterProcess, chat_body, eventually, routing, sse_data
+from scripted_pods import Asked, never, says_yes, scripted, send_chunk, start_events
 
 STREAM = chat_body("Hello", stream=True)
 

@@ -7,7 +7,8 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import httpx
-from router_http_support import CHAT, Asked, answer_json, chat_body, scripted
+from router_http_support import CHAT, chat_body
+from scripted_pods import Asked, answer_json, scripted
 
 from prism_server.http.listener import Listener
 from prism_server.http.sockets import bind, url_of

@@ -8,23 +8,8 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 
 import pytest
-from router_http_support import (
-    Asked,
-    HangUp,
-    Script,
-    chat_body,
-    eventually,
-    hangs_up,
-    never,
-    picture,
-    refusal,
-    routing,
-    says_yes,
-    scripted,
-    send_chunk,
-    sse_data,
-    start_events,
-)
+from router_http_support import chat_body, eventually, picture, routing, sse_data
+from scripted_pods import Asked, HangUp, Script, hangs_up, never, refusal, says_yes, scripted, send_chunk, start_events
 
 from prism_server.router.upstream import (
     MAX_HEAD_BYTES,

@@ -16,22 +16,25 @@ import httpx
 import pytest
 from router_http_support import (
     CHAT,
-    EMPTY_CACHE,
-    Asked,
-    HangUp,
     RouterProcess,
-    answer_json,
     bodies_for,
     chat_body,
     eventually,
-    hangs_up,
+    held_port,
     picture,
-    refusal,
     routing,
+    sse_data,
+)
+from scripted_pods import (
+    EMPTY_CACHE,
+    Asked,
+    HangUp,
+    answer_json,
+    hangs_up,
+    refusal,
     says_yes,
     scripted,
     send_chunk,
-    sse_data,
     start_events,
 )
 
@@ -213,11 +216,14 @@ def test_a_pod_that_closes_connections_at_once_costs_a_request_nothing() -> None
 
 
 def test_no_pod_is_asked_twice_and_then_the_answer_is_503_with_retry_after() -> None:
-    with scripted(hangs_up) as (pod,), routing(pod.backend) as router:
-        answer = router.post(STREAM)
-        assert (answer.status_code, answer.json()["error"]["code"]) == (503, "no_pod")
-        assert int(answer.headers["retry-after"]) >= 1
-        assert len(pod.asked) == 1
+    with held_port() as deaf, scripted(hangs_up, says_yes) as (one, two):
+        nobody_listens = f"http://127.0.0.1:{deaf.getsockname()[1]}|http://{two.name}"
+        with routing(one.backend, nobody_listens) as router:
+            answer = router.post(STREAM)
+            assert (answer.status_code, answer.json()["error"]["code"]) == (503, "no_pod")
+            assert int(answer.headers["retry-after"]) >= 1
+            assert (len(one.asked), len(two.asked)) == (1, 0)
+            assert sum(count for name, count in router.metrics().items() if name.startswith("retries_total")) == 1
 
 
 def test_when_all_are_overloaded_their_429_and_retry_after_are_passed_on() -> None:

@@ -9,19 +9,8 @@ from collections.abc import Iterator
 from urllib.parse import urlsplit
 
 import pytest
-from router_http_support import (
-    CHAT,
-    Asked,
-    RouterProcess,
-    ScriptedPod,
-    chat_body,
-    eventually,
-    routing,
-    says_yes,
-    scripted,
-    send_chunk,
-    start_events,
-)
+from router_http_support import CHAT, RouterProcess, chat_body, eventually, routing
+from scripted_pods import Asked, ScriptedPod, says_yes, scripted, send_chunk, start_events
 
 from prism_server.router.server import MAX_CLIENT_HEAD_BYTES
 

@@ -3,45 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-import socket
 import threading
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import httpx
 import openai
 import pytest
-from router_http_support import (
-    CHAT,
-    Asked,
-    RouterProcess,
-    Script,
-    answer_json,
-    chat_body,
-    eventually,
-    hangs_up,
-    picture,
-    refusal,
-    routing,
-    says_yes,
-    scripted,
-    sse_data,
-)
+from router_http_support import CHAT, RouterProcess, chat_body, eventually, held_port, questions, routing, sse_data
+from scripted_pods import Asked, Script, engine_dies, hangs_up, never, refusal, says_yes, scripted, until
 
 from prism_server.router.upstream import ConnectFailed, Origin, connect
 
 POISON = "poison"
-
-
-async def engine_dies(asked: Asked, writer: asyncio.StreamWriter) -> None:
-    """What a real engine's last words are to those inside."""
-    error = {"message": "the engine stopped: X", "type": "engine_error", "param": None, "code": None}
-    await answer_json(writer, {"error": error}, 503, "retry-after: 1\r\n")
-
-
-async def never(asked: Asked, writer: asyncio.StreamWriter) -> None:
-    await asyncio.sleep(3600)
 
 
 def at_poison(fails: Script) -> Script:
@@ -55,21 +28,10 @@ def at_poison(fails: Script) -> Script:
 
 def ending_at(router: RouterProcess, name: str) -> dict[str, Any]:
     """A request that comes to the pod of that name after all others."""
-    bodies = (chat_body(picture(seed), "What is it?") for seed in range(1000))
-    return next(body for body in bodies if router.explain(body)["candidates"][-1]["name"] == name)
+    return next(body for body in questions() if router.explain(body)["candidates"][-1]["name"] == name)
 
 
-@contextmanager
-def deaf_ports(count: int) -> Iterator[list[int]]:
-    """Ports at which nobody listens, and nobody else can."""
-    with ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for held in sockets:
-            held.bind(("127.0.0.1", 0))
-        yield [held.getsockname()[1] for held in sockets]
-
-
-@pytest.mark.parametrize("fails", [hangs_up, engine_dies, refusal(503, "faulted")])
+@pytest.mark.parametrize("fails", [hangs_up, engine_dies])
 def test_a_request_that_two_pods_fail_at_is_risked_at_no_third(fails: Script) -> None:
     script = at_poison(fails)
     with scripted(*[script] * 4) as pods, routing(*[pod.backend for pod in pods]) as router:
@@ -112,8 +74,18 @@ def test_one_pod_that_fails_costs_a_request_nothing_whoever_else_refuses_it() ->
         assert router.metrics()["suspects_total"] == 0
 
 
+def test_pods_whose_engines_were_dead_when_the_request_came_raise_no_suspicion() -> None:
+    dead = refusal(503, "faulted")
+    with scripted(dead, dead, hangs_up, says_yes) as pods, routing(*[pod.backend for pod in pods]) as router:
+        answer = router.post(ending_at(router, pods[3].name))
+        assert (answer.status_code, answer.headers["x-prism-pod"]) == (200, pods[3].name)
+        assert [len(pod.asked) for pod in pods] == [1, 1, 1, 1]
+        assert router.metrics()["suspects_total"] == 0
+
+
 def test_pods_that_the_request_never_reached_raise_no_suspicion() -> None:
-    with deaf_ports(2) as ports, scripted(says_yes, says_yes, hangs_up, says_yes) as pods:
+    with held_port() as one, held_port() as two, scripted(says_yes, says_yes, hangs_up, says_yes) as pods:
+        ports = [deaf.getsockname()[1] for deaf in (one, two)]  # nobody listens there
         deaf = [f"http://127.0.0.1:{port}|http://{pod.name}" for port, pod in zip(ports, pods[:2], strict=True)]
         with routing(*deaf, pods[2].backend, pods[3].backend) as router:
             answer = router.post(ending_at(router, pods[3].name))
@@ -127,8 +99,7 @@ def test_a_stream_that_has_begun_with_comments_is_told_so_in_an_error_event() ->
     commented = threading.Event()
 
     async def hangs_up_late(asked: Asked, writer: asyncio.StreamWriter) -> None:
-        while not commented.is_set():
-            await asyncio.sleep(0.01)
+        await until(commented.is_set)
         await hangs_up(asked, writer)
 
     options = {"upstream.comment_every_s": "1"}

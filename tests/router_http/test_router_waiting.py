@@ -3,33 +3,24 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 
-from router_http_support import (
-    CHAT,
+from router_http_support import CHAT, chat_body, eventually, routing, sse_data
+from scripted_pods import (
     Asked,
     HangUp,
     ScriptedPod,
     answer_json,
-    chat_body,
-    eventually,
     hangs_up,
     never,
-    routing,
     says_yes,
     scripted,
     send_chunk,
-    sse_data,
     start_events,
+    until,
 )
 
 STREAM = chat_body("Hello", stream=True)
 EVENT = 'data: {"n": 1}\n\n'
-
-
-async def until(holds: Callable[[], bool]) -> None:
-    while not holds():
-        await asyncio.sleep(0.01)
 
 
 async def is_met(pod: ScriptedPod) -> None:

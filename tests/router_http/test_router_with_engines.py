@@ -222,7 +222,8 @@ def test_a_pod_is_killed_and_another_comes_in_its_place(engines: Engines, ports:
 def _killed_before_its_first_byte(router: RouterProcess, engine: Engine, other: Engine) -> None:
     def kill() -> None:
         eventually(lambda: router.pod(engine.name)["in_flight"] == 1)
-        router.state()  # meanwhile the request has come there
+        for _ in range(10):  # turns of the router's loop: it connects and sends meanwhile
+            router.state()
         engine.signal(KILL)
 
     body = warm(router, engine, 810)

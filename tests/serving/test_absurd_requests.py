@@ -19,8 +19,8 @@ KINDS: dict[str, type[GenerationFields]] = {
     "/v1/completions": CompletionRequest,
     "/v1/generate": GenerateBody,
 }
-UNKNOWN_FIELDS = ("user", "logit_bias")
-PLACES = [(path, field) for path, kind in KINDS.items() for field in (*kind.__struct_fields__, *UNKNOWN_FIELDS)]
+OTHER_FIELDS = ("user", "logit_bias")
+PLACES = [(path, field) for path, kind in KINDS.items() for field in (*kind.__struct_fields__, *OTHER_FIELDS)]
 HUGE, LONG = "1" + "0" * 400, json.dumps("ab" * 100_000)
 INTEGERS = (
     "0",
@@ -54,9 +54,8 @@ def lively() -> Iterator[ServerProcess]:
 
 @pytest.mark.parametrize(("path", "field"), PLACES)
 def test_no_value_of_any_field_ends_the_engine(lively: ServerProcess, path: str, field: str) -> None:
-    words = {"messages": MESSAGES} if path.endswith("chat/completions") else {"prompt": '"Hello!"'}
     for value in ABSURD:
-        fields = {**words, **USUAL, field: value}
+        fields = {**greeting(path), **USUAL, field: value}
         if field == "top_logprobs":
             fields["logprobs"] = "true"
         if field in ("min_p", "top_p", "top_k"):
@@ -120,8 +119,7 @@ def test_no_token_id_of_a_prompt_ends_the_engine(lively: ServerProcess, ids: str
 def test_what_is_beyond_a_limit_is_a_400_that_names_the_field(
     lively: ServerProcess, path: str, field: str, value: str
 ) -> None:
-    words = {"messages": MESSAGES} if path.endswith("chat/completions") else {"prompt": '"Hello!"'}
-    response = lively.http.post(lively.api + path, content=body_of({**words, **USUAL, field: value}))
+    response = lively.http.post(lively.api + path, content=body_of({**greeting(path), **USUAL, field: value}))
     assert response.status_code == 400
     error = response.json()["error"]
     assert error["param"] == field
@@ -181,6 +179,10 @@ Runner.prepare = fails_once
 
 
 # -- what they share -------------------------------------------------------------------------------------------------
+
+
+def greeting(path: str) -> dict[str, str]:
+    return {"messages": MESSAGES} if path.endswith("chat/completions") else {"prompt": '"Hello!"'}
 
 
 def written(fields: dict[str, str]) -> str:
