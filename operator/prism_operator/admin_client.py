@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import hmac
+import http.client
 import json
 import urllib.error
 import urllib.request
@@ -99,8 +100,8 @@ def _of_each(pods: Sequence[Pod], read: Callable[[Pod], T]) -> list[T]:
     def answer(pod: Pod) -> T | None:
         try:
             return read(pod)
-        except (OSError, ValueError, KeyError, TypeError):  # not up yet, on its way out, of another version: no news
-            return None
+        except (OSError, http.client.HTTPException, ValueError, KeyError, TypeError):
+            return None  # not up yet, on its way out, of another version: no news
 
     reachable = [pod for pod in pods if pod.ip]
     if not reachable:

@@ -22,8 +22,11 @@ Object = dict[str, Any]
 
 TIMEOUT_S = 8.0
 """Below every lease deadline: a call that hangs costs the lease, it never outlives it."""
+PAGE_ITEMS = 500
 UNTYPED_APPLY = "failed to create typed patch object"
 """The API server answers 500 to an apply whose fields are not in the schema."""
+WEBHOOK_AWAY = "failed calling webhook"
+"""It answers 500, too, where an admission webhook that has to be asked does not answer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +106,7 @@ class Conflict(ApiError):
 
 
 class Forbidden(ApiError):
-    """403: RBAC, a quota, an admission rule."""
+    """403: RBAC, a quota, an admission rule; 500, where nobody can be asked about the rule."""
 
 
 class Invalid(ApiError):
@@ -162,10 +165,20 @@ class Api:
         return self.call("GET", kind.path(namespace, name))
 
     def list(self, kind: Kind, namespace: str = "", labels: str = "", fields: str = "") -> list[Object]:
-        """Items with `apiVersion` and `kind` filled in; an empty namespace means all. NotFound: no such API here."""
-        query = {"labelSelector": labels, "fieldSelector": fields}
-        answer = self.call("GET", kind.path(namespace), {key: value for key, value in query.items() if value})
-        return [{"apiVersion": kind.api_version, "kind": kind.kind, **item} for item in answer.get("items") or ()]
+        """Items with `apiVersion` and `kind` filled in, without what nobody here reads; an empty namespace means all.
+        In pages: thousands of nodes in one answer are more memory than the operator has. NotFound: no such API here."""
+        asked = {"labelSelector": labels, "fieldSelector": fields, "limit": str(PAGE_ITEMS)}
+        query, found = {key: value for key, value in asked.items() if value}, []
+        while True:
+            answer = self.call("GET", kind.path(namespace), query)
+            for item in answer.get("items") or ():
+                item["metadata"].pop("managedFields", None)
+                if kind is NODE:
+                    item.get("status", {}).pop("images", None)
+                found.append({"apiVersion": kind.api_version, "kind": kind.kind, **item})
+            query["continue"] = answer.get("metadata", {}).get("continue") or ""
+            if not query["continue"]:
+                return found
 
     def create(self, kind: Kind, namespace: str, body: Object) -> Object:
         """Raises Conflict when it is there already."""
@@ -244,7 +257,10 @@ class Api:
             raise ApiError(0, "Unreachable", str(error)) from error
         if answer.status >= 400:
             raise _error(answer.status, answer.reason or "", content)
-        return json.loads(content) if content else {}
+        try:
+            return json.loads(content) if content else {}
+        except ValueError as error:  # a proxy's page, or half of an answer
+            raise ApiError(answer.status, "NoJSON", f"{path}: {error}") from error
 
 
 def _error(status: int, reason: str, body: bytes | str | None) -> ApiError:
@@ -254,8 +270,12 @@ def _error(status: int, reason: str, body: bytes | str | None) -> ApiError:
         said = {"message": str(body)[:500]}
     causes = [cause.get("message", "") for cause in (said.get("details") or {}).get("causes") or ()]
     message = said.get("message") or reason
-    is_untyped = status == 500 and message.startswith(UNTYPED_APPLY)
-    return (Invalid if is_untyped else _ERRORS.get(status, ApiError))(status, reason, message, causes)
+    kind = _ERRORS.get(status, ApiError)
+    if status == 500 and message.startswith(UNTYPED_APPLY):
+        kind = Invalid
+    if status == 500 and WEBHOOK_AWAY in message:
+        kind = Forbidden
+    return kind(status, reason, message, causes)
 
 
 def kinds_by_name(kinds: Sequence[Kind] = (*CHILD_KINDS, SECRET)) -> dict[tuple[str, str], Kind]:

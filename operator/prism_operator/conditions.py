@@ -168,7 +168,7 @@ def auth_ready(snapshot: Snapshot) -> Verdict:
         said = f"{pod.name}: {pod.trouble.message}"
         if KEYS_SETTING in pod.trouble.message:
             return Verdict("AuthReady", "False", "BadKeys", said)
-        if secret in pod.trouble.message:
+        if f'"{secret}"' in pod.trouble.message:  # in quotes: a short name may be part of anything
             return Verdict("AuthReady", "False", "SecretNotMounted", said)
     for capacity in snapshot.capacities:
         if capacity.api_keys_problem:

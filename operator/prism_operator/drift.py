@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from decimal import Decimal
 from typing import Any
 
-from kubernetes.utils.quantity import parse_quantity
+from prism_operator.crd.quantity import amount_of
 
 APPLIED_DIGEST = "prism-infer.io/applied-digest"
 LIST_KEYS = ("name", "uid", "type", "key", "port", "containerPort", "mountPath", "topologyKey")
@@ -63,6 +63,6 @@ def _covers_list(live: Sequence[Any], wanted: Sequence[Any]) -> bool:
 
 def _amount(text: str | float) -> Decimal | str:
     try:
-        return Decimal(parse_quantity(text))  # type: ignore[no-untyped-call]
+        return amount_of(text)
     except ValueError:
         return str(text)

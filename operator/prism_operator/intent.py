@@ -11,7 +11,7 @@ from pydantic import ValidationError
 from prism_operator.apply import ChildKey
 from prism_operator.children import children, versions
 from prism_operator.deployment import Deployment
-from prism_operator.model_files import is_complete
+from prism_operator.model_files import claims_of, is_complete
 from prism_operator.nodes import NodeFacts
 from prism_operator.observe import ANNOTATION_GENERATION
 from prism_operator.options import OperatorOptions
@@ -59,6 +59,27 @@ def intend(
     except Refused as refused:
         return intent.frozen(refused)
     return replace(intent, children=[_with_generation(child, deployment.generation) for child in wanted])
+
+
+def keep_download(intent: Intent, live: Mapping[ChildKey, Mapping[str, Any]]) -> Intent:
+    """A model that is downloaded stays so, whatever the spec says now of tokens or of nodes: its Job stands for the one
+    that would come to the same files. Beside an engine that has a claim for one node a loader might never start."""
+    job = _child(intent, "Job")
+    jobs = [body for (kind, _), body in live.items() if kind == "Job"]
+    whole = next((body for body in jobs if job is not None and is_complete(body) and _files(body) == _files(job)), None)
+    if whole is None or intent.children is None:
+        return intent
+    kept = [_named(child, whole["metadata"]["name"]) if child is job else child for child in intent.children]
+    return replace(intent, children=kept)
+
+
+def _files(job: Mapping[str, Any]) -> tuple[list[str], list[str]]:
+    """What a loader's Job downloads, and the claims that it downloads into."""
+    return job["spec"]["template"]["spec"]["containers"][0].get("args", []), claims_of(job)
+
+
+def _named(child: dict[str, Any], name: str) -> dict[str, Any]:
+    return {**child, "metadata": {**child["metadata"], "name": name}}
 
 
 def hold_back(intent: Intent, live: Mapping[ChildKey, Mapping[str, Any]]) -> Intent:

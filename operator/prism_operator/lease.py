@@ -10,6 +10,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
@@ -86,21 +87,32 @@ class Elector:
         return False
 
     def keep(self, stop: threading.Event, lost: Callable[[str], None]) -> None:
-        """Renews until `stop`; calls `lost` once, when another holds it or no renewal came through in time."""
-        renewed_s = self._clock()
-        while not stop.wait(self._options.lease_retry_s):
-            reason = "another operator holds it"
-            try:
-                if self.try_hold():
-                    renewed_s = self._clock()
+        """Renews until `stop`; calls `lost` once, when another holds it or no renewal came through in time.
+
+        In time is counted from when the last good renewal began, and a call that hangs is not waited for: before
+        another operator may take the Lease, this one has ended. No error gets past it, or nobody would renew.
+        """
+        deadline_s, retry_s = self._options.lease_renew_deadline_s, self._options.lease_retry_s
+        renewed_s, trouble = self._clock(), "no answer"
+        with ThreadPoolExecutor(1, "lease-call") as calls:
+            while not stop.wait(min(retry_s, max(renewed_s + deadline_s - self._clock(), 0.0))):
+                began_s = self._clock()
+                try:
+                    is_held = calls.submit(self.try_hold).result(max(renewed_s + deadline_s - began_s, 0.0))
+                except TimeoutError:
+                    reason = f"no renewal within {deadline_s:g} s: {trouble}"
+                except Exception as error:
+                    trouble = str(error)
+                    log.warning("cannot renew the Lease yet: %s", trouble)
                     continue
-            except ApiError as error:
-                reason = str(error)
-                if self._clock() - renewed_s < self._options.lease_renew_deadline_s:
-                    log.warning("cannot renew the Lease yet: %s", error)
-                    continue
-            lost(reason)
-            return
+                else:
+                    reason = "another operator holds it"
+                    if is_held:
+                        renewed_s, trouble = began_s, "no answer"
+                        continue
+                if not stop.is_set():
+                    lost(reason)
+                return
 
     def release(self) -> None:
         """Lets the next one in at once. Only when nothing of this process writes any more."""

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from prism_operator.crd.status import ConditionStatus
-from prism_operator.pods import condition
+from prism_operator.pods import condition, seconds
 from prism_operator.snapshot import Snapshot
 
 Answer = tuple[ConditionStatus, str, str]
@@ -47,6 +47,20 @@ def is_complete(job: Mapping[str, Any] | None) -> bool:
     """Whether the loader's Job has ended well."""
     complete = condition(job, "Complete") if job is not None else None
     return complete is not None and complete["status"] == "True"
+
+
+def is_lost(job: Mapping[str, Any], claim: Mapping[str, Any] | None) -> bool:
+    """Whether what this Job has downloaded went with a claim that somebody has deleted: there is a younger one."""
+    ended = job.get("status", {}).get("completionTime")
+    if claim is None or not ended or not is_complete(job) or claim["metadata"]["name"] not in claims_of(job):
+        return False
+    return seconds(ended) < seconds(claim["metadata"]["creationTimestamp"])
+
+
+def claims_of(job: Mapping[str, Any]) -> list[str]:
+    """Names of the claims that a loader's Job writes to."""
+    volumes = job["spec"]["template"]["spec"].get("volumes") or ()
+    return [volume["persistentVolumeClaim"]["claimName"] for volume in volumes if "persistentVolumeClaim" in volume]
 
 
 def _download(snapshot: Snapshot) -> Answer:

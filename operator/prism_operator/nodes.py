@@ -18,6 +18,7 @@ STRATEGY_LABEL = "nvidia.com/gpu.sharing-strategy"
 REPLICAS_LABEL = "nvidia.com/gpu.replicas"
 HOSTNAME_LABEL = "kubernetes.io/hostname"
 SHARED_SUFFIX = "-SHARED"
+SHARING_STRATEGIES = ("time-slicing", "mps")
 
 PRODUCT_MIB = {
     "B200": 183359,
@@ -149,9 +150,14 @@ def _is_tolerated(taint: Taint, spec: PrismDeploymentSpec) -> bool:
 
 
 def is_shared(node: NodeFacts, resource_name: str) -> bool:
-    """Time slices and MPS: the card's whole memory shows on the node and in each pod, but several use it."""
+    """Time slices and MPS: the card's whole memory shows on the node and in each pod, but several use it.
+
+    The strategy is the node's; of slices (MIG) beside whole cards their own label says whether it holds for them.
+    """
     labels = node.labels
-    replicas = labels.get(REPLICAS_LABEL, "")
+    replicas, of_slices = labels.get(REPLICAS_LABEL, ""), labels.get(f"{resource_name}.replicas", "")
+    if "mig-" in resource_name and of_slices.isdigit():
+        return int(of_slices) > 1
     return (
         labels.get(STRATEGY_LABEL, "none") not in ("none", "")
         or (replicas.isdigit() and int(replicas) > 1)

@@ -25,7 +25,7 @@ from prism_operator.children import names
 from prism_operator.crd.spec import PrismDeploymentSpec
 from prism_operator.deployment import ANNOTATION_TEMPLATE_VERSION, LABEL_COMPONENT, LABEL_DEPLOYMENT, Deployment
 from prism_operator.model_files import is_complete
-from prism_operator.pods import Pod, Trouble, creation_refused, find_trouble, last_seen_s
+from prism_operator.pods import Pod, Trouble, creation_refused, find_trouble, held_back_by
 from prism_operator.routers import Routers, routers_of
 from prism_operator.snapshot import Serving, lacks_pods
 
@@ -187,11 +187,7 @@ def _revision_specs(api: Api, who: Deployment, engines: str) -> list[Mapping[str
 
 def _with_events(api: Api, namespace: str, pod: Pod) -> Pod:
     """A pod that waits for a volume says so in events only."""
-    events = _events(api, namespace, f"involvedObject.uid={pod.uid},type=Warning")
-    if not events:
-        return pod
-    last = max(events, key=last_seen_s)
-    return replace(pod, trouble=Trouble(last.get("reason", "Held"), last.get("message", "")))
+    return replace(pod, trouble=held_back_by(_events(api, namespace, f"involvedObject.uid={pod.uid}")))
 
 
 def _engine_refusal(api: Api, stateful_set: Object | None, pods: Sequence[Pod]) -> Trouble | None:

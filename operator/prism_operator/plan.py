@@ -18,6 +18,7 @@ from prism_operator.crd.status import ConditionStatus
 from prism_operator.nodes import (
     HOSTNAME_LABEL,
     MEMORY_LABEL,
+    SHARING_STRATEGIES,
     STRATEGY_LABEL,
     NodeFacts,
     card_memory_bytes,
@@ -110,7 +111,7 @@ def _on_one_card(spec: PrismDeploymentSpec, plan: PagePlan) -> KVPlan:
 
 
 def _too_small(spec: PrismDeploymentSpec, plan: PagePlan) -> KVPlan:
-    suggestion = "; or ".join(suggestions(plan.request))
+    suggestion = "; or ".join(_ways_out(spec, plan))
     refusal = plan.refusal()
     if spec.kv.pages > plan.num_pages:
         refusal = f"does not fit: kv.pages asks for {spec.kv.pages:,}, there is room for {plan.num_pages:,}"
@@ -121,6 +122,18 @@ def _too_small(spec: PrismDeploymentSpec, plan: PagePlan) -> KVPlan:
         suggestion = f"kv.minTokens: {tokens}"
     message = f"{refusal}. {_arithmetic(spec, plan)}. Try: {suggestion}"
     return KVPlan("False", "DoesNotFit", message, suggestion=suggestion)
+
+
+def _ways_out(spec: PrismDeploymentSpec, plan: PagePlan) -> list[str]:
+    """Suggestions for all that is asked for: a card that holds one long request is too small for `kv.pages`, or for
+    `kv.minTokens`, of more."""
+    request = plan.request
+    least_tokens = max(request.max_context_tokens, spec.kv.pages * plan.layout.page_tokens, spec.kv.min_tokens)
+    ways = suggestions(replace(request, max_context_tokens=least_tokens))
+    if least_tokens == request.max_context_tokens:
+        return list(ways)
+    fewer = f"kv.pages: {plan.num_pages}" if spec.kv.pages else f"kv.minTokens: {plan.num_tokens}"
+    return [f"{fewer}, with {way}" if way.startswith("a context") else way for way in ways]
 
 
 def _on_cpu(spec: PrismDeploymentSpec, settings: ServerSettings, shape: ModelShape) -> KVPlan:
@@ -197,13 +210,15 @@ def _node_affinity(
     shared = [node for node in eligible if is_shared(node, resource)]
     label = f"{resource}.memory" if "mig-" in resource else MEMORY_LABEL
     expressions: list[dict[str, Any]] = []
-    if all(label in card.node.labels for card in fitting) and all(STRATEGY_LABEL in node.labels for node in shared):
+    is_split = any(card.node.labels.get(STRATEGY_LABEL) in SHARING_STRATEGIES for card in fitting)
+    by_strategy = not shared or (all(STRATEGY_LABEL in node.labels for node in shared) and not is_split)
+    if all(label in card.node.labels for card in fitting) and by_strategy:
         too_small = [card for card in cards if card not in fitting]
         if too_small:
             largest_mib = too_small[-1].plan.request.gpu_memory_bytes // MIB
             expressions.append({"key": label, "operator": "Gt", "values": [str(largest_mib)]})
         if shared:
-            expressions.append({"key": STRATEGY_LABEL, "operator": "NotIn", "values": ["time-slicing", "mps"]})
+            expressions.append({"key": STRATEGY_LABEL, "operator": "NotIn", "values": [*SHARING_STRATEGIES]})
     else:
         hosts = sorted(card.node.labels.get(HOSTNAME_LABEL, card.node.name) for card in fitting)
         expressions.append({"key": HOSTNAME_LABEL, "operator": "In", "values": hosts})

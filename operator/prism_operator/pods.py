@@ -13,9 +13,15 @@ REVISION_LABEL = "controller-revision-hash"
 FAILED_CREATE, SUCCESSFUL_CREATE = "FailedCreate", "SuccessfulCreate"
 """Reasons of the events that the controllers of StatefulSets and Jobs post on them, for each pod that they make or
 cannot make."""
+UNSCHEDULED = "FailedScheduling"
+"""Reason of the scheduler's events on a pod that has no node yet."""
 UNSTARTED_REASONS = frozenset({"ContainerCreating", "PodInitializing"})
 """Waiting reasons of a pod that is merely young."""
 MESSAGE_CHARS = 1024
+NO_IMAGE = "ImagePullBackOff"
+"""The one reason of an image that does not come: the kubelet's words for it change with each of its tries."""
+_NO_IMAGE_WORDS = ("ErrImagePull", "ImagePullBackOff")
+_NO_IMAGE_NOTES = (*_NO_IMAGE_WORDS, "ailed to pull image")
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +120,8 @@ def _container_trouble(status: Body) -> Trouble | None:
         said = (ended.get("message") or "").strip() or reason
         return Trouble(reason, how + said[-(MESSAGE_CHARS - len(how)) :])  # the reason is what it said last
     if waiting is not None and waiting.get("reason", "ContainerCreating") not in UNSTARTED_REASONS:
-        return _trouble(waiting["reason"], waiting.get("message", ""))
+        reason = NO_IMAGE if waiting["reason"] in _NO_IMAGE_WORDS else waiting["reason"]
+        return _trouble(reason, waiting.get("message", ""))
     return None
 
 
@@ -134,6 +141,28 @@ def last_seen_s(event: Body) -> float:
     """When an Event happened last, in seconds since the epoch; it may have been posted in either of its two forms."""
     latest = (event.get("series") or {}).get("lastObservedTime") or event.get("lastTimestamp") or event.get("eventTime")
     return seconds(latest or event["metadata"]["creationTimestamp"])
+
+
+def held_back_by(events: Iterable[Body]) -> Trouble | None:
+    """What keeps the containers of a pod that has a node from being made, in the words of the pod's events.
+
+    What is over does not count: that there was no node, and what came before an image was pulled, which the kubelet
+    does when all volumes are there. Of two words of one second the longer one says more.
+    """
+    told = list(events)
+    pulls_s = [last_seen_s(event) for event in told if event.get("reason") in ("Pulling", "Pulled")]
+    mounted_s = max(pulls_s, default=float("-inf"))
+    troubles = [
+        event
+        for event in told
+        if event.get("type") == "Warning" and event.get("reason") != UNSCHEDULED and last_seen_s(event) > mounted_s
+    ]
+    if not troubles:
+        return None
+    last = max(troubles, key=lambda event: (last_seen_s(event), len(event.get("message", ""))))
+    reason, message = last.get("reason", "Held"), last.get("message", "")
+    is_image = reason == "Failed" and any(note in message for note in _NO_IMAGE_NOTES)
+    return _trouble(NO_IMAGE if is_image else reason, message)
 
 
 def creation_refused(events: Iterable[Body]) -> Trouble | None:

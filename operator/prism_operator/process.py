@@ -54,7 +54,8 @@ class Operator:
         if not elector.wait(self._stop, self._health.beat):
             return 0
         kept = threading.Event()
-        threading.Thread(target=elector.keep, args=(kept, _end_at_once), name="lease", daemon=True).start()
+        keeper = threading.Thread(target=elector.keep, args=(kept, _end_at_once), name="lease", daemon=True)
+        keeper.start()
         try:
             if self._wait_for_crd():
                 asyncio.run(self._lead())
@@ -64,6 +65,7 @@ class Operator:
             return 1
         finally:
             kept.set()
+            keeper.join(self._options.lease_renew_deadline_s)  # a renewal under way would take it again
             elector.release()
 
     def _wait_for_crd(self) -> bool:
@@ -105,7 +107,8 @@ class Operator:
         workers = [asyncio.create_task(self._work(queue, reconciler)) for _ in range(WORKERS)]
         resync = asyncio.create_task(self._resync(queue))
         try:
-            await handlers.watch(self._api, self._options, watches, missing)
+            if not self._stop.is_set():  # from here on kopf hears the signals
+                await handlers.watch(self._api, self._options, watches, missing)
         finally:
             for task in (*workers, resync):
                 task.cancel()

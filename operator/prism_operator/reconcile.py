@@ -12,16 +12,17 @@ from functools import partial
 from prism_operator import announce
 from prism_operator.admin_client import RouterView, admin_token, read_capacities, read_router_views, read_starts
 from prism_operator.api import (
+    JOB,
     POD,
     PRISM_DEPLOYMENT,
     SECRET,
     Api,
+    ApiError,
     Conflict,
     Forbidden,
     Invalid,
     NotFound,
     Object,
-    TooManyRequests,
 )
 from prism_operator.apply import apply_children, prune
 from prism_operator.children import config, labels, missing_apis, names
@@ -29,14 +30,15 @@ from prism_operator.crd.status import PrismDeploymentStatus
 from prism_operator.deployment import Deployment, class_of
 from prism_operator.dry_run import checked, pod_spec
 from prism_operator.handover import hand_over
-from prism_operator.intent import Intent, hold_back, intend
+from prism_operator.intent import Intent, hold_back, intend, keep_download
 from prism_operator.measures import Measures
+from prism_operator.model_files import is_lost
 from prism_operator.nodes import NodeFacts
 from prism_operator.observe import ClusterFacts, Observed, identity, observe, read_claim
 from prism_operator.options import OperatorOptions
 from prism_operator.pods import Pod, lost_nodes
 from prism_operator.queue import Key
-from prism_operator.rollout import Moves, Phase, next_moves
+from prism_operator.rollout import FLICKER_S, Moves, Phase, next_moves
 from prism_operator.routers import Routers, RouterViews
 from prism_operator.slots import RolloutSlots
 from prism_operator.snapshot import Problem, Snapshot, lacks_pods
@@ -71,6 +73,10 @@ class _Memory:
     token_applied_s: float = float("-inf")
     short_since_s: float | None = None
     """Since when pods are missing and nothing says why."""
+    refused_since_s: float | None = None
+    """Since when the API server lets the next pod of a rollout not be evicted."""
+    refusal: str = ""
+    """Its last words on that."""
 
 
 class Reconciler:
@@ -108,19 +114,19 @@ class Reconciler:
         memory = self._remember(key, who)
         before = PrismDeploymentStatus.parse(body.get("status"))
         observed = observe(self._api, self._facts, who)
-        intent = hold_back(
-            checked(self._api, self._intend(body, observed, before), observed.children), observed.children
-        )
-        intent = hand_over(intent, observed.children)
+        self._forget_lost_downloads(observed)
+        intent = checked(self._api, self._intend(body, observed, before), observed.children)
+        for settle in (keep_download, hold_back, hand_over):
+            intent = settle(intent, observed.children)
         if intent.deployment is not None:
             stall_s = intent.deployment.spec.startup.stall_seconds
             observed = replace(observed, pods=memory.starts.judged(observed.pods, stall_s))
         problems = self._carry_out(who, intent, observed, memory)
         routers = replace(observed.routers, told=memory.views.of(observed.router_pods, observed.pods))
-        moves = self._next_moves(who, before, observed, routers)
+        moves = self._with_refusal(self._next_moves(who, before, observed, routers), memory)
         snapshot = self._snapshot(who, intent, observed, routers, problems, moves, memory)
         status_due_s = self._say(body, before, snapshot, memory)
-        self._move(who, moves)
+        self._move(who, moves, memory)
         short_due_s = self._short_due_s(snapshot, memory)
         return self._requeue(
             snapshot, status_due_s, short_due_s, memory.measures.retry_s, memory.starts.retry_s, memory.views.retry_s
@@ -152,13 +158,28 @@ class Reconciler:
         if before.selector is not None or intent.children is None:
             return intent
         # an autoscaler that finds no selector in the status complains; it is made once there is one
-        return replace(intent, children=[child for child in intent.children if child["kind"] not in AUTOSCALERS])
+        early = AUTOSCALERS - {kind for kind, _ in observed.children}
+        return replace(intent, children=[child for child in intent.children if child["kind"] not in early])
+
+    def _forget_lost_downloads(self, observed: Observed) -> None:
+        """Their Jobs are made again, for the claim that is there now."""
+        claim = observed.child("PersistentVolumeClaim")
+        lost = [body for (kind, _), body in observed.children.items() if kind == "Job" and is_lost(body, claim)]
+        for job in lost:
+            metadata = job["metadata"]
+            log.warning("%s/%s has loaded into a claim that is gone", metadata["namespace"], metadata["name"])
+            self._api.delete(JOB, metadata["namespace"], metadata["name"], metadata["uid"])
+            del observed.children["Job", metadata["name"]]
 
     def _carry_out(self, who: Deployment, intent: Intent, observed: Observed, memory: _Memory) -> list[Problem]:
         options = self._options
         problems = [] if intent.children is None and observed.serving is None else self._apply_token(who, memory)
         if intent.children is None:
             return problems
+        # KEDA takes no ScaledObject beside an HPA, and two that scale would fight: the old one goes first
+        left = AUTOSCALERS - {child["kind"] for child in intent.children}
+        old = {key: observed.children.pop(key) for key in [*observed.children] if key[0] in left}
+        prune(self._api, intent.children, old, in_use=())
         problems += apply_children(self._api, intent.children, observed.children, who.uid, options.operator_class)
         if not problems:
             in_use = [*observed.pod_specs, *(pod_spec(child) for child in intent.children)]
@@ -211,18 +232,31 @@ class Reconciler:
             self._slots.release(who.uid)
         return moves
 
-    def _move(self, who: Deployment, moves: Moves) -> None:
+    def _with_refusal(self, moves: Moves, memory: _Memory) -> Moves:
+        """Says why nothing goes on when the eviction has been refused for a while; a budget is slow to count anew."""
+        since_s = memory.refused_since_s
+        if moves.evict is None or since_s is None or self._clock() - since_s < FLICKER_S:
+            return moves
+        return replace(moves, message=f"{moves.message}; its eviction is refused: {memory.refusal}")
+
+    def _move(self, who: Deployment, moves: Moves, memory: _Memory) -> None:
         """After the status: with one replica it has to tell of the gap before there is one."""
         for pod in moves.force_delete:
             log.warning("%s/%s is stuck on lost node %s: force-deleting it", who.namespace, pod.name, pod.node)
             self._api.delete(POD, who.namespace, pod.name, pod.uid, grace_s=0)
+        since_s, memory.refused_since_s = memory.refused_since_s, None
         if moves.evict is None:
             return
         log.info("evicting %s/%s for the rollout", who.namespace, moves.evict.name)
         try:
             self._api.evict(who.namespace, moves.evict.name, moves.evict.uid)
-        except TooManyRequests as budget:
-            log.info("the disruption budget holds %s/%s back: %s", who.namespace, moves.evict.name, budget.message)
+        except ApiError as error:
+            if not error.status:
+                raise
+            # a budget with nothing left, two budgets for one pod, an admission rule
+            memory.refused_since_s = self._clock() if since_s is None else since_s
+            memory.refusal = "; ".join([error.message, *error.causes])
+            log.info("%s/%s may not be evicted: %s", who.namespace, moves.evict.name, memory.refusal)
 
     def _snapshot(
         self,

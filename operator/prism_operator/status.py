@@ -12,7 +12,8 @@ from prism_operator.plan import KVPlan
 from prism_operator.snapshot import Snapshot
 
 MEASURED_FIELDS = ("measured_pages", "measured_tokens")
-_REASON = re.compile(r"[^A-Za-z0-9_]+")
+_REASON = re.compile(r"^[^A-Za-z]+|[^A-Za-z0-9_]+")
+LONGEST_MODEL_CHARS = 253
 
 
 def next_status(snapshot: Snapshot, before: PrismDeploymentStatus, now: datetime) -> PrismDeploymentStatus:
@@ -25,7 +26,7 @@ def next_status(snapshot: Snapshot, before: PrismDeploymentStatus, now: datetime
         observed_generation=snapshot.generation,
         serving_generation=serving.generation if serving else None,
         template_version=serving.template_version if serving else None,
-        model=snapshot.facts.get("model", before.model),
+        model=(snapshot.facts.get("model", before.model) or "")[:LONGEST_MODEL_CHARS] or None,
         replicas=sum(not pod.is_terminating for pod in snapshot.pods),
         ready_replicas=len(snapshot.ready_pods),
         updated_replicas=updated,

@@ -12,8 +12,9 @@ from deployments import DEMO, HUB, deployment, merged
 from test_children_golden import SPECS
 
 from prism_operator.children import OPTIONAL_APIS, children, config, missing_apis, versions
+from prism_operator.children.versions import ANNOTATION_DEFAULT_IMAGE
 from prism_operator.crd.quantity import quantity_bytes
-from prism_operator.deployment import TEMPLATE_VERSIONS
+from prism_operator.deployment import ANNOTATION_TEMPLATE_VERSION, TEMPLATE_VERSIONS
 from prism_operator.options import OperatorOptions
 from prism_operator.refused import Refused
 from prism_server import __version__
@@ -315,6 +316,13 @@ def test_an_operator_upgrade_alone_changes_no_pod_template(made_with: int) -> No
     assert kept == live
     scaled = deployment(merged(HUB, {"replicas": 4}))
     assert versions.ENGINE.pinned(scaled, newer, live) == (options, version)
+
+
+@pytest.mark.parametrize("annotation", [ANNOTATION_TEMPLATE_VERSION, ANNOTATION_DEFAULT_IMAGE])
+def test_a_workload_that_somebody_took_an_annotation_from_gets_it_again(annotation: str) -> None:
+    [live] = [body for body in children(deployment(HUB), OPTIONS, NEWEST) if body["kind"] == "StatefulSet"]
+    del live["metadata"]["annotations"][annotation]
+    assert versions.ENGINE.pinned(deployment(HUB), OPTIONS, live) == (OPTIONS, NEWEST)
 
 
 def test_a_changed_spec_gets_the_new_default_image_and_the_newest_template_unless_it_says_another() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from prism_operator.children.memory import engine_memory_bytes, shared_memory_bytes
-from prism_operator.crd.quantity import quantity_bytes
+from prism_operator.crd.quantity import amount_of
 from prism_operator.crd.spec import PrismDeploymentSpec
 from prism_operator.refused import Refused
 
@@ -59,7 +59,7 @@ def _part(given: dict[str, Any], name: str, field: str) -> dict[str, Any]:
 
 def _memory_bytes(quantity: Any, field: str) -> int:
     try:
-        return quantity_bytes(str(quantity))
+        return int(amount_of(quantity))
     except ValueError as error:
         raise Refused("InvalidResources", f"{field}.resources: memory: {error}") from None
 

@@ -103,10 +103,11 @@ class Workload:
         if annotations.get(ANNOTATION_TEMPLATE_INPUTS) != self.inputs(deployment):
             self.check_version(newest)
             return options, newest
-        kept = int(annotations[ANNOTATION_TEMPLATE_VERSION])
-        version = kept if kept in self.versions else newest
+        kept = annotations.get(ANNOTATION_TEMPLATE_VERSION)
+        version = next((known for known in self.versions if str(known) == kept), newest)
         self.check_version(version)
-        return replace(options, **{self.image_option(deployment): annotations[ANNOTATION_DEFAULT_IMAGE]}), version
+        image = annotations.get(ANNOTATION_DEFAULT_IMAGE) or self.default_image(deployment, options)
+        return replace(options, **{self.image_option(deployment): image}), version
 
 
 ENGINE = Workload(

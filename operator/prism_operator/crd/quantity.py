@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import re
 from decimal import Decimal
+from typing import Any
+
+from kubernetes.utils.quantity import parse_quantity
 
 _SUFFIXES = {
     "": 1,
@@ -25,3 +28,12 @@ def quantity_bytes(text: str) -> int:
     if match is None:
         raise ValueError(f"{text!r} is no quantity of bytes such as 512Mi or 80Gi")
     return int(Decimal(match[1]) * _SUFFIXES[match[2] or ""])
+
+
+def amount_of(quantity: Any) -> Decimal:
+    """Of any quantity that the API server takes, as a pod's resources may have it: `500m`, `1e9`, `2Pi`, 0.1. Raises
+    ValueError for what is none."""
+    amount = Decimal(parse_quantity(str(quantity)))  # type: ignore[no-untyped-call]
+    if not amount.is_finite():
+        raise ValueError(f"{quantity!r} is no quantity")
+    return amount
