@@ -16,6 +16,7 @@ from uvicorn.server import ServerState
 
 from prism_server.errors import BadRequest
 from prism_server.http.error_body import error_json
+from prism_server.http.request_parser import RequestParser
 
 FRAMING_BYTES = len(": \r\n")
 """Around a header."""
@@ -42,6 +43,7 @@ class ClientConnection(HttpToolsProtocol):
         _loop: asyncio.AbstractEventLoop | None = None,
     ) -> None:
         super().__init__(config, server_state, app_state, _loop)
+        self.parser = RequestParser(self)  # type: ignore[assignment]
         self._timeout_s, self._max_head_bytes = config.client_timeout_s, config.max_head_bytes
         self._timer: asyncio.TimerHandle | None = None
         self._moved_s = self.loop.time()

@@ -30,6 +30,7 @@ from PIL import (
 
 from prism_server.errors import BadRequest, PrismError
 from prism_server.media.limits import MediaLimits
+from prism_server.media.picture_file import check_file
 
 FORMATS = tuple(
     plugin.format
@@ -58,6 +59,15 @@ ORIENTATIONS = {
 }
 """What each value of the EXIF tag Orientation asks for (EXIF 2.32, 4.6.4); 1 is upright. From 5 on the sides swap."""
 FIRST_SIDEWAYS = 5
+
+MAX_EXIF_BYTES = 1 << 20
+"""Cameras write some kilobytes, with a small picture inside. More is not looked through for an orientation."""
+MAX_SLOW_BYTES = 1 << 19
+"""Of what Pillow decodes in Python: half a second, in which every other thread waits for its turn again and again."""
+LEAST_TILED_PIXELS = 1 << 24
+"""That a TIFF's tiles may have, however small the picture that lies in their corner."""
+MAX_TILED_SHARE = 4
+"""Tiles that are smaller than their picture cover at most four times as much."""
 
 PNG_SIGNATURE_BYTES = 8
 PNG_CHUNK_OVERHEAD_BYTES = 12
@@ -126,6 +136,7 @@ def _open(data: bytes, param: str) -> ImageFile.ImageFile:
     for name in FORMATS:
         factory, accept = Image.OPEN[name]
         if accept is not None and accept(prefix) is True:
+            check_file(name, data, param)
             with _reading(param):
                 return factory(io.BytesIO(data), "")
     raise BadRequest(f"the medium is not a picture of a known format ({', '.join(FORMATS)})", param)
@@ -134,6 +145,7 @@ def _open(data: bytes, param: str) -> ImageFile.ImageFile:
 def _checked_header(picture: ImageFile.ImageFile, data: bytes, limits: MediaLimits, param: str) -> PictureHeader:
     width, height = picture.size
     limits.check_picture(width, height, param)  # before the metadata: nothing more is parsed for a picture too large
+    _check_decoding(picture, data, param)
     if picture.mode == "F" or (picture.mode == "I" and picture.format == "TIFF"):  # no scale to map to 8 bits by
         raise BadRequest("pictures of float, signed or 32-bit samples are not supported; send 8 or 16 bits", param)
     with _reading(param):
@@ -148,12 +160,30 @@ def _checked_header(picture: ImageFile.ImageFile, data: bytes, limits: MediaLimi
     return PictureHeader(picture.format or "", width, height, picture.mode, pending)
 
 
+def _check_decoding(picture: ImageFile.ImageFile, data: bytes, param: str) -> None:
+    """BadRequest where the way in which the pixels are stored makes them far dearer than their number says."""
+    if picture.tile and picture.tile[0].codec_name in Image.DECODERS and len(data) > MAX_SLOW_BYTES:
+        kinds = "run-length BMP, plain PPM, PPM of other than 8 bits"
+        raise BadRequest(f"pictures of this kind ({kinds}) may have at most {MAX_SLOW_BYTES} bytes here", param)
+    if isinstance(picture, TiffImagePlugin.TiffImageFile):
+        (width, height), tags = picture.size, picture.tag_v2
+        across, down = tags.get(TiffImagePlugin.TILEWIDTH, width), tags.get(TiffImagePlugin.TILELENGTH, height)
+        if not (isinstance(across, int) and isinstance(down, int) and min(across, down) > 0):
+            raise BadRequest("the picture's tiles have no size", param)
+        tiled = -(-width // across) * across * -(-height // down) * down
+        if tiled > max(LEAST_TILED_PIXELS, MAX_TILED_SHARE * width * height):
+            reason = f"tiles of {across} x {down} pixels are too large for a picture of {width} x {height}"
+            raise BadRequest(reason, param)
+
+
 def _orientation(picture: ImageFile.ImageFile, data: bytes) -> int:
     """The EXIF (or XMP) orientation, 1 where there is none or it makes no sense."""
     if isinstance(picture, PngImagePlugin.PngImageFile) and "exif" not in picture.info:
         late = _png_chunk(data, b"eXIf")  # it may follow the pixels; Pillow would decode them to get there
         if late is not None:
             picture.info["exif"] = b"Exif\0\0" + late
+    if len(picture.info.get("exif") or b"") > MAX_EXIF_BYTES:
+        return UPRIGHT
     value = Image.Image.getexif(picture).get(ExifTags.Base.Orientation, UPRIGHT)
     return value if isinstance(value, int) and value in ORIENTATIONS else UPRIGHT
 

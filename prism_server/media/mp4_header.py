@@ -28,7 +28,7 @@ CHUNK_SAMPLES = 1024
 
 def checked_metadata(data: bytes, param: str) -> bytes:
     """All but the samples. BadRequest for a file whose index would be larger than any clip's; damage is left alone."""
-    about = _metadata(data, param)
+    about = all_but_samples(data, param)
     if b"cmov" in about:
         raise BadRequest("the clip has a compressed header, which is not supported", param)
     if about.count(b"trak") > MAX_TRACKS:
@@ -54,8 +54,8 @@ def is_mirrored(metadata: bytes) -> bool:
     return False
 
 
-def _metadata(data: bytes, param: str) -> bytes:
-    """All top-level boxes but those that hold the samples themselves."""
+def all_but_samples(data: bytes, param: str) -> bytes:
+    """All top-level boxes but those that hold the samples themselves. BadRequest where that is too much to look at."""
     about, at, num_boxes = bytearray(), 0, 0
     while at + HEADER_BYTES <= len(data):
         num_bytes = _number(data, at)
@@ -67,7 +67,7 @@ def _metadata(data: bytes, param: str) -> bytes:
             about += data[at : at + num_bytes]
         at, num_boxes = at + num_bytes, num_boxes + 1
         if len(about) > MAX_METADATA_BYTES or num_boxes > MAX_BOXES:
-            raise BadRequest("the clip has more about its frames than an hour of them needs", param)
+            raise BadRequest("the file has more about its frames than an hour of them needs", param)
     return bytes(about)
 
 

@@ -88,9 +88,17 @@ class PromptEncoder:
         """Text pieces become ids. Text that cannot fit is refused unencoded: the ids of 100 MB take gigabytes."""
         texts = [piece for piece in pieces if isinstance(piece, str)]
         if sum(map(len, texts)) > self.max_context_tokens * self.tokenizer.longest_token_bytes // 4:
-            self._check_length(sum(map(self.tokenizer.least_tokens, texts)), param, counted="at least ")
+            self._check_could_fit(texts, param)
         encoded = iter(self.tokenizer.encode_runs(texts))
         return [next(encoded) if isinstance(piece, str) else piece for piece in pieces]
+
+    def _check_could_fit(self, texts: Sequence[str], param: str) -> None:
+        """Refuses texts of which no tokenisation fits, as far as they have to be read to know."""
+        least = 0
+        for text in texts:
+            least += self.tokenizer.least_tokens(text, self.max_context_tokens - least)
+            if least >= self.max_context_tokens:
+                self._check_length(least, param, counted="at least ")
 
     def _check_length(self, num_tokens: int, param: str, counted: str = "") -> None:
         if num_tokens == 0:

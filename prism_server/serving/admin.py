@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from http import HTTPStatus
 from ipaddress import ip_address
@@ -18,6 +19,8 @@ from prism_server.identity import KEY_VERSION
 from prism_server.serving.http_errors import json_response
 from prism_server.serving.services import Services
 
+CURSOR = re.compile(r"[0-9]{1,18}")
+
 
 def admin_routes(services: Services, drain: Callable[[], None]) -> list[Route]:
     """`drain` starts the same drain as SIGTERM, once, and returns at once."""
@@ -33,7 +36,7 @@ def admin_routes(services: Services, drain: Callable[[], None]) -> list[Route]:
         """What the caches gained and lost since (`epoch`, `cursor`), a snapshot where that says nothing; the load."""
         _check_token(services, request)
         epoch, cursor = request.query_params.get("epoch"), request.query_params.get("cursor")
-        if cursor is not None and not (cursor.isascii() and cursor.isdigit()):
+        if cursor is not None and not CURSOR.fullmatch(cursor):
             raise BadRequest("cursor must be a number that an earlier answer gave", param="cursor")
         news = services.journal.since(epoch, None if cursor is None else int(cursor))
         keys = {

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from typing import Any
+
+import msgspec
 
 from prism_server.engine.messages import (
     Event,
@@ -38,6 +41,11 @@ class Collected:
     usage: Usage = field(default_factory=lambda: Usage(0))
     timings: Timings = field(default_factory=Timings)
 
+    @property
+    def num_logprobs(self) -> int:
+        """Tokens of which they are told."""
+        return sum(len(sample.logprobs) for sample in self.samples)
+
     def take(self, event: Event) -> None:
         match event:
             case TokenDelta(sample=i, token_ids=token_ids, text=text, logprobs=logprobs):
@@ -58,3 +66,9 @@ def cost_fields(usage: Usage, timings: Timings) -> dict[str, Any]:
     del costs["prompt_tokens"], costs["completion_tokens"]
     costs["prefilled_text_tokens"] = usage.prefilled_tokens - usage.prefilled_media_tokens
     return {**costs, "timings": asdict(timings)}
+
+
+def in_pieces(items: Iterable[Any]) -> list[msgspec.Raw]:
+    """Each encoded on its own, and then let go of: together they may be a hundred times the answer's text, and one call
+    that encodes megabytes lets nothing else run."""
+    return [msgspec.Raw(msgspec.json.encode(item)) for item in items]

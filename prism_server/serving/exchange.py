@@ -10,6 +10,8 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequen
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
 
+from starlette.responses import Response
+
 from prism_server.engine.messages import Accepted, Event, GenerateRequest, Usage
 from prism_server.errors import BadRequest, PrismError
 from prism_server.http.asgi import ClientLeft, Receive, Scope, Send, header, read_body
@@ -18,6 +20,7 @@ from prism_server.http.sse import COMMENT
 from prism_server.identity import link_digest
 from prism_server.media.link import NamedLink
 from prism_server.serving.answers import Collected, Sample
+from prism_server.serving.body import Body
 from prism_server.serving.client import until_client_leaves
 from prism_server.serving.dispatch import RequestEvents
 from prism_server.serving.early_media import EarlyMedia, take_media_out
@@ -29,8 +32,8 @@ from prism_server.serving.services import Running, Services
 from prism_server.serving.sse import COMMENT_EVERY_S, event_stream, raw_send
 
 Result = TypeVar("Result")
-LEAST_PIECE_BYTES = 1 << 14
-"""Copied in a microsecond."""
+FEW_LOGPROBS = 64
+"""Tokens whose alternatives are written out in a millisecond or two."""
 
 
 class StreamWriter(Protocol):
@@ -43,26 +46,6 @@ class StreamWriter(Protocol):
     def failure(self, error: PrismError) -> bytes:
         """The error event and what ends the stream after it."""
         ...
-
-
-class Body:
-    """The body of a request, in the pieces in which it comes. One piece of memory that grows is copied again and again:
-    that would hold up the event loop, and the engine's thread with it."""
-
-    def __init__(self) -> None:
-        self._pieces: list[bytes] = []
-
-    def add(self, piece: bytes) -> None:
-        """On the event loop. Small pieces become one, so that a body of crumbs takes no more room than others."""
-        if self._pieces and len(self._pieces[-1]) < LEAST_PIECE_BYTES:
-            self._pieces[-1] += piece
-        else:
-            self._pieces.append(piece)
-
-    def take(self) -> bytes:
-        """All of it, once; for a worker. (Python's lock is given away while more than a megabyte is joined.)"""
-        pieces, self._pieces = self._pieces, []
-        return b"".join(pieces)
 
 
 @dataclass
@@ -137,6 +120,7 @@ class Exchange:
         collected = Collected([Sample() for _ in range(request.params.n)])
         with self._run(request) as events:
             async for batch in events:
+                self._let_go_of_body(batch)
                 for event in batch:
                     collected.take(event)
         self.reuse = reuse_headers(collected.usage)
@@ -153,8 +137,14 @@ class Exchange:
             finally:
                 line.usage = run.usage
 
-    async def send_json(self, body: Any) -> None:
-        await json_response(body, headers=self.reuse)(self.scope, self.receive, self.send)
+    async def send_whole(self, collected: Collected, build: Callable[[], Any]) -> None:
+        """The JSON that `build` makes of the answer; in a worker where that takes long, so that other streams go on."""
+
+        def respond() -> Response:
+            return json_response(build(), headers=self.reuse)
+
+        response = await self.in_worker(respond) if collected.num_logprobs > FEW_LOGPROBS else respond()
+        await response(self.scope, self.receive, self.send)
 
     async def send_stream(self, request: GenerateRequest, writer: StreamWriter) -> None:
         """Streams the answer. Nothing is sent before the engine shows that it can answer (its first token): whatever
@@ -163,14 +153,21 @@ class Exchange:
         with self._run(request) as run, self._comments(run):
             batches = aiter(run)
             held = await _until_first_result(batches)
+            self._let_go_of_body(held)
             async with event_stream(self.send, raw_send(self.scope), _reuse_of(held)) as send:
                 try:
                     await send(b"".join(map(writer.frames, held)) or COMMENT)
                     async for batch in batches:
+                        self._let_go_of_body(batch)
                         await send(b"".join(map(writer.frames, batch)) if batch else COMMENT)
                 except PrismError as error:
                     note_refusal(self.scope, self.services.metrics, error)
                     await send(writer.failure(error))
+
+    def _let_go_of_body(self, batch: Sequence[Event]) -> None:
+        """With the first result: then the engine has let go of the media, too."""
+        if self.body.is_counted and _has_result(batch):
+            self.body.let_go()
 
     def _comments(self, run: RequestEvents) -> contextlib.AbstractContextManager[None]:
         """Nothing where a router stands before us: see the header."""
@@ -196,9 +193,14 @@ async def _until_first_result(batches: AsyncIterator[list[Event]]) -> list[Event
     held: list[Event] = []
     async for batch in batches:
         held += batch
-        if not batch or not all(isinstance(event, Accepted) for event in batch):
+        if not batch or _has_result(batch):
             break
     return held
+
+
+def _has_result(batch: Sequence[Event]) -> bool:
+    """More than that the request was accepted."""
+    return not all(isinstance(event, Accepted) for event in batch)
 
 
 Handler = Callable[[Exchange], Coroutine[Any, Any, None]]
@@ -215,12 +217,25 @@ class Answering:
         services = self._services
         arrival_s = time.monotonic()
         with services.lifecycle.request():
-            exchange = Exchange(services, services.running(), Body(), scope, receive, send, arrival_s)
-            try:  # the exchange alone holds the body, so that it can let go of it
+            body = Body(services.bodies)
+            exchange = Exchange(services, services.running(), body, scope, receive, send, arrival_s)
+            try:
                 async with services.lifecycle.before_engine():
-                    await read_body(scope, receive, services.settings.http.max_body_bytes, exchange.body.add)
+                    await self._read(body, scope, receive)
+                has_stayed = await until_client_leaves(receive, self._handler(exchange))
             except ClientLeft:
+                has_stayed = False
+            finally:
+                body.let_go()
+            if not has_stayed:
                 line_of(scope).end = CLIENT_LEFT
-                return
-            if not await until_client_leaves(receive, self._handler(exchange)):
-                line_of(scope).end = CLIENT_LEFT
+
+    async def _read(self, body: Body, scope: Scope, receive: Receive) -> None:
+        """Raises BadRequest, Overloaded and ClientLeft."""
+        http = self._services.settings.http
+        try:
+            async with asyncio.timeout(http.request_timeout_s):
+                await read_body(scope, receive, http.max_body_bytes, body.add)
+        except TimeoutError:
+            reason = f"the body did not come within {http.request_timeout_s:g} s"
+            raise BadRequest(reason, status=408, code="request_timeout") from None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import queue
 import sys
 import time
@@ -10,6 +9,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+import msgspec
 
 from prism_server.cli_support import ArgumentParser, console_script
 from prism_server.engine.messages import (
@@ -55,7 +56,7 @@ def main(argv: Sequence[str]) -> int:
     finally:
         engine.stop()
     if arguments.json:
-        print(json.dumps(whole_answer(REQUEST_ID, collected), ensure_ascii=False))
+        print(msgspec.json.encode(whole_answer(REQUEST_ID, collected)).decode())
     return 0
 
 

@@ -9,6 +9,8 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
+import msgspec
+
 from prism_server.engine.messages import (
     Accepted,
     Event,
@@ -20,7 +22,7 @@ from prism_server.engine.messages import (
 )
 from prism_server.errors import PrismError
 from prism_server.http.error_body import error_object
-from prism_server.serving.answers import Collected, Sample, cost_fields
+from prism_server.serving.answers import Collected, Sample, cost_fields, in_pieces
 from prism_server.serving.early_media import EarlyMedia
 from prism_server.serving.exchange import Exchange
 from prism_server.serving.prepare import Draft
@@ -45,7 +47,8 @@ async def generate(exchange: Exchange) -> None:
     if streams:
         await exchange.send_stream(request, NativeStream(request))
     else:
-        await exchange.send_json(whole_answer(request.request_id, await exchange.collect(request)))
+        collected = await exchange.collect(request)
+        await exchange.send_whole(collected, lambda: whole_answer(request.request_id, collected))
 
 
 def whole_answer(request_id: str, collected: Collected) -> dict[str, Any]:
@@ -68,15 +71,15 @@ def sample_fields(sample: Sample) -> dict[str, Any]:
     return {"sample": event.sample, "finish_reason": event.reason, "stop_reason": event.stop_reason}
 
 
-def logprob_fields(logprobs: Sequence[TokenLogprob]) -> list[dict[str, Any]]:
-    return [
+def logprob_fields(logprobs: Sequence[TokenLogprob]) -> list[msgspec.Raw]:
+    return in_pieces(
         {
             "token_id": item.token_id,
             "logprob": item.logprob,
             "top": [{"token_id": token_id, "logprob": logprob} for token_id, logprob in item.top],
         }
         for item in logprobs
-    ]
+    )
 
 
 class NativeStream:

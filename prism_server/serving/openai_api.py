@@ -71,7 +71,8 @@ async def _answer(exchange: Exchange, delivery: Delivery, request: GenerateReque
     if delivery.stream:
         await exchange.send_stream(request, OpenAIStream(form, delivery.include_usage))
     else:
-        await exchange.send_json(form.whole(await exchange.collect(request)))
+        collected = await exchange.collect(request)
+        await exchange.send_whole(collected, lambda: form.whole(collected))
 
 
 def model_routes(services: Services) -> list[Route]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import secrets
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -24,7 +24,7 @@ from prism_server.errors import PrismError
 from prism_server.http.error_body import error_object
 from prism_server.http.sse import DONE_FRAME
 from prism_server.prompt.tokenizer import Tokenizer
-from prism_server.serving.answers import Collected, Sample, cost_fields
+from prism_server.serving.answers import Collected, Sample, cost_fields, in_pieces
 from prism_server.serving.sse import frame
 
 Json = dict[str, Any]
@@ -51,16 +51,16 @@ def token_text(tokenizer: Tokenizer, token_id: int) -> str:
     return tokenizer.token_bytes(token_id).decode("utf-8", "replace")
 
 
-def chat_logprobs(tokenizer: Tokenizer, logprobs: Sequence[TokenLogprob]) -> Json:
+def chat_logprobs(tokenizer: Tokenizer, logprobs: Iterable[TokenLogprob]) -> Json:
     def entry(token_id: int, logprob: float) -> Json:
         raw = tokenizer.token_bytes(token_id)
         return {"token": raw.decode("utf-8", "replace"), "logprob": logprob, "bytes": list(raw)}
 
     return {
-        "content": [
+        "content": in_pieces(
             {**entry(item.token_id, item.logprob), "top_logprobs": [entry(*alternative) for alternative in item.top]}
             for item in logprobs
-        ]
+        )
     }
 
 
@@ -74,7 +74,7 @@ def completion_logprobs(tokenizer: Tokenizer, logprobs: Sequence[TokenLogprob], 
     return {
         "tokens": tokens,
         "token_logprobs": [item.logprob for item in logprobs],
-        "top_logprobs": [{token_text(tokenizer, i): logprob for i, logprob in item.top} for item in logprobs],
+        "top_logprobs": in_pieces({token_text(tokenizer, i): logprob for i, logprob in item.top} for item in logprobs),
         "text_offset": offsets,
     }
 

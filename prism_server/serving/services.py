@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from prism_server.errors import EngineFault
 from prism_server.http.key_file import KeyFile
 from prism_server.media.fetch import LinkFetcher
+from prism_server.serving.body import BodyBudget
 from prism_server.serving.cache_journal import CacheJournal
 from prism_server.serving.dispatch import Dispatcher
 from prism_server.serving.http_errors import NotReady
@@ -40,6 +41,7 @@ class Services:
 
     settings: ServerSettings
     lifecycle: Lifecycle
+    bodies: BodyBudget
     api_keys: KeyFile | None
     admin_token: KeyFile | None
     fetcher: LinkFetcher
@@ -57,9 +59,11 @@ class Services:
         http, engine, metrics = settings.http, settings.engine, Metrics()
         fetcher = LinkFetcher(settings.fetch, metrics.link_fetched)
         metrics.watch_links(fetcher)
+        max_inside = engine.max_running_sequences + engine.max_waiting_requests
         return cls(
             settings,
-            Lifecycle(max_inside=engine.max_running_sequences + engine.max_waiting_requests),
+            Lifecycle(max_inside),
+            BodyBudget.for_server(http.max_body_bytes, max_inside),
             KeyFile(http.api_keys_file, "http.api_keys_file") if http.api_keys_file else None,
             KeyFile(http.admin_token_file, "http.admin_token_file") if http.admin_token_file else None,
             fetcher,

@@ -282,3 +282,42 @@ def test_garbage_after_a_request_does_not_get_into_its_answer() -> None:
         assert await client.answer() == (0, b"")
 
     play(scene)
+
+
+UPGRADE = b"connection: Upgrade, HTTP2-Settings\r\nupgrade: h2c\r\nhttp2-settings: AAEAAEAAAAIAAAAB\r\n"
+
+
+@pytest.mark.parametrize("cut", [0, 20, len(HEAD) + len(UPGRADE) + 10, -3, -1])
+@pytest.mark.parametrize(
+    "framed", [b"content-length: 5\r\n\r\n12345", b"transfer-encoding: chunked\r\n\r\n5\r\n12345\r\n0\r\n\r\n"]
+)
+def test_who_asks_to_upgrade_is_answered_as_anybody(framed: bytes, cut: int) -> None:
+    """Java's own client does so with every first request, which would have no body else."""
+
+    async def scene(app: App, connect: Connect) -> None:
+        client, request = await connect(), HEAD + UPGRADE + framed
+        for _ in range(2):
+            await client.send(request[:cut], request[cut:], pause_s=0.05)
+            assert await client.answer() == (200, b"5")
+            assert (b"upgrade", b"h2c") in app.headers
+
+    play(scene, timeout_s=60.0)
+
+
+def test_a_body_behind_an_upgrade_is_no_request() -> None:
+    """A proxy that hands the field on would give its answer to somebody else."""
+    hidden = HEAD + b"content-length: 3\r\n\r\nabc"
+
+    async def scene(app: App, connect: Connect) -> None:
+        client = await connect()
+        request = HEAD + UPGRADE + b"content-length: %d\r\n\r\n" % len(hidden)
+        without = b"GET /x HTTP/1.1\r\nhost: x\r\n" + UPGRADE + b"\r\n"
+        await client.send(request, hidden + without * 1500 + request + hidden, pause_s=0.05)
+        assert await client.answer() == (200, b"%d" % len(hidden))
+        for _ in range(1500):
+            assert await client.answer() == (200, b"0")
+        assert await client.answer() == (200, b"%d" % len(hidden))
+        await client.send(HEAD + b"content-length: 1\r\n\r\n1")
+        assert await client.answer() == (200, b"1")
+
+    play(scene, timeout_s=60.0)

@@ -34,6 +34,10 @@ KINDS = {
     "webm vp9": ("webm", "libvpx-vp9", "yuv420p"),
     "webm vp8": ("webm", "libvpx", "yuv420p"),
     "mkv ffv1": ("matroska", "ffv1", "bgr0"),
+    "mov png": ("mov", "png", "rgb24"),
+    "mov qtrle": ("mov", "qtrle", "rgb24"),
+    "mkv msmpeg4": ("matroska", "msmpeg4v3", "yuv420p"),
+    "mkv raw": ("matroska", "rawvideo", "yuv420p"),
     "mkv h264 10-bit": ("matroska", "libx264", "yuv420p10le"),
     "gif": ("gif", "gif", "rgb8"),
 }
@@ -239,6 +243,16 @@ def test_a_file_with_sound_only_is_a_400(pipeline: MediaPipeline) -> None:
         container.mux(stream.encode(silence))
         container.mux(stream.encode())
     assert "no video stream" in refusal(pipeline, clip(out.getvalue()))
+
+
+def test_a_codec_that_nobody_uses_is_a_400_and_is_not_decoded(pipeline: MediaPipeline) -> None:
+    for fmt, codec, pix_fmt in (
+        ("matroska", "snow", "yuv420p"),
+        ("mov", "svq1", "yuv410p"),
+        ("mov", "cinepak", "rgb24"),
+    ):
+        item = clip(clip_file(numbered(4), 2, fmt, codec, pix_fmt))
+        assert f"not served: {codec}" in refusal(pipeline, item)
 
 
 def test_transparent_parts_of_a_gif_stand_on_white(pipeline: MediaPipeline) -> None:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import random
 import re
+import time
+import unicodedata
 from pathlib import Path
 from typing import Any
 
@@ -140,6 +143,29 @@ def test_text_that_cannot_fit_is_refused_before_it_is_encoded(make_encoder: Any)
         with pytest.raises(BadRequest, match=r"at least \d+ tokens.* 64 tokens"):
             encoder.encode_text(prompt)
     assert encoder.tokenizer.memo.misses == 0
+
+
+def test_no_text_takes_long_to_refuse(make_encoder: Any) -> None:
+    """NFC sorts a run of combining marks: Python's own needs a minute for these, in which nothing else would run."""
+    encoder = make_encoder(max_context_tokens=20_000)
+    began_s = time.thread_time()
+    with pytest.raises(BadRequest, match="at least 20000 tokens"):
+        encoder.encode_text("a" + "\u0301\u0316" * 200_000)
+    assert time.thread_time() - began_s < 10
+
+
+def test_the_least_number_of_tokens_is_never_above_the_number(make_encoder: Any, monkeypatch: Any) -> None:
+    """However the text is cut: what NFC puts together may lie in two pieces."""
+    tokenizer = make_encoder().tokenizer
+    rng = random.Random(0)
+    nasty = "aK\u212a\u1fbe\u0391\u0308\u0301\u0316\u0345\u0342\u0344\u1100\u1161\u11a8\u09c7\u09be\U00011099\U000110ba"
+    texts = ["".join(rng.choices(nasty, k=rng.randrange(1, 40))) for _ in range(2000)]
+    for num_characters in (1, 2, 3, 7, 256):
+        monkeypatch.setattr("prism_server.prompt.tokenizer.NORMALISED_CHARACTERS", num_characters)
+        for text in texts:
+            shortest = len(unicodedata.normalize("NFC", text).encode()) / tokenizer.longest_token_bytes
+            assert tokenizer.least_tokens(text, 1000) < shortest + 1
+            assert tokenizer.least_tokens(text, 2) <= 2
 
 
 def test_a_bare_prompt_of_ids_is_checked(make_encoder: Any) -> None:

@@ -73,8 +73,9 @@ def test_a_reset_begins_a_new_epoch_and_forgets_the_cache(own_server: ServerProc
     assert again["prism"]["encoded_items"] == 1
 
 
-def test_a_cursor_that_is_no_number_is_a_400(own_server: ServerProcess) -> None:
-    answer = own_server.http.get(f"{own_server.admin}/internal/cache", params={"cursor": "far"})
+@pytest.mark.parametrize("cursor", ["far", "", "-1", "²", "9" * 5000])
+def test_a_cursor_that_is_no_number_is_a_400(own_server: ServerProcess, cursor: str) -> None:
+    answer = own_server.http.get(f"{own_server.admin}/internal/cache", params={"cursor": cursor})
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, "cursor")
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import msgspec
 import pytest
 
 from prism_server.demo_model import checkpoint_dir
@@ -128,15 +129,19 @@ def test_usage_has_openais_names_and_prism_says_what_was_spared(tokenizer: Token
     assert last["prism"]["timings"]["queue_ms"] == 1.5
 
 
+def as_sent(body: object) -> Any:
+    return msgspec.json.decode(msgspec.json.encode(body))
+
+
 def test_logprobs_have_the_shapes_of_chats_and_completions(tokenizer: Tokenizer) -> None:
     happened = events(tokenizer)
     collected = Collected([Sample(), Sample()])
     for event in happened:
         collected.take(event)
-    chat = form(ChatFormat, tokenizer, True).whole(collected)["choices"][0]["logprobs"]["content"]
+    chat = as_sent(form(ChatFormat, tokenizer, True).whole(collected))["choices"][0]["logprobs"]["content"]
     assert [(item["token"], item["logprob"], item["bytes"]) for item in chat] == [("a", -0.5, [97]), ("b", -0.2, [98])]
     assert [item["token"] for item in chat[0]["top_logprobs"]] == ["a", "b"]
-    text = form(CompletionFormat, tokenizer, True).whole(collected)["choices"][0]["logprobs"]
+    text = as_sent(form(CompletionFormat, tokenizer, True).whole(collected))["choices"][0]["logprobs"]
     assert text["tokens"] == ["a", "b"]
     assert text["token_logprobs"] == [-0.5, -0.2]
     assert text["top_logprobs"][0] == {"a": -0.5, "b": -1.5}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,9 +13,12 @@ import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from prism_server.engine.messages import TokenLogprob
 from prism_server.http.logs import REQUEST_ID
+from prism_server.serving.answers import Collected, Sample
 from prism_server.serving.app import admin_app, api_app
-from prism_server.serving.exchange import Body, Exchange
+from prism_server.serving.body import Body, BodyBudget
+from prism_server.serving.exchange import FEW_LOGPROBS, Exchange
 from prism_server.serving.services import Services
 from prism_server.settings import EngineSettings, HTTPSettings, ServerLogSettings, ServerSettings
 
@@ -190,10 +194,27 @@ def test_a_refused_key_is_in_the_log_and_the_lines_can_be_turned_off(
 def test_work_in_a_thread_is_still_about_its_request() -> None:
     async def ask() -> str:
         REQUEST_ID.set("mine-2")
-        exchange = Exchange(services(), None, Body(), {}, None, None)  # type: ignore[arg-type]
+        exchange = Exchange(services(), None, Body(BodyBudget(0)), {}, None, None)  # type: ignore[arg-type]
         return await exchange.in_worker(REQUEST_ID.get)
 
     assert asyncio.run(ask()) == "mine-2"
+
+
+@pytest.mark.parametrize(("num_tokens", "is_long"), [(1, False), (FEW_LOGPROBS, False), (FEW_LOGPROBS + 1, True)])
+def test_an_answer_with_many_logprobs_is_written_out_in_a_worker(num_tokens: int, is_long: bool) -> None:
+    """Half a million of them take seconds, in which other streams go on."""
+    collected = Collected([Sample(logprobs=[TokenLogprob(1, -0.5)] * num_tokens)])
+    sent: list[Any] = []
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    async def answer() -> None:
+        exchange = Exchange(services(), None, Body(BodyBudget(0)), {"type": "http"}, None, send)  # type: ignore[arg-type]
+        await exchange.send_whole(collected, lambda: threading.current_thread().name)
+
+    asyncio.run(answer())
+    assert (b"prism-prepare" in sent[-1]["body"]) == is_long
 
 
 def test_refusals_and_unknown_fields_are_counted_under_a_bounded_set_of_labels() -> None:

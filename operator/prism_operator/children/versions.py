@@ -106,7 +106,7 @@ class Workload:
         kept = annotations.get(ANNOTATION_TEMPLATE_VERSION)
         version = next((known for known in self.versions if str(known) == kept), newest)
         self.check_version(version)
-        image = annotations.get(ANNOTATION_DEFAULT_IMAGE) or self.default_image(deployment, options)
+        image: Any = annotations.get(ANNOTATION_DEFAULT_IMAGE) or self.default_image(deployment, options)
         return replace(options, **{self.image_option(deployment): image}), version
 
 
