@@ -22,6 +22,9 @@ from prism_server.kv.cached_page import Match
 
 MAX_FAILED_TRIES = 8
 """Waiting sequences that are tried for admission in one step although they did not fit."""
+MAX_ENTERED_PAGES = 2048
+"""Pages that a step assigns before it admits no more: one of a cached prefix takes the owner some microseconds, and
+sixteen samples of a prompt of 262,144 tokens have 65,536 of them."""
 
 
 class Admission:
@@ -42,6 +45,7 @@ class Admission:
         self._counters, self._report = counters, report
         self._kv = residency.kv
         self._slots = list(range(limits.max_running_sequences))  # a heap: low slots are used first
+        self._without_pages: frozenset[int] = frozenset()  # numbers of those that were left waiting by the last step
 
     # -- refusals ----------------------------------------------------------------------------------------------------
 
@@ -91,9 +95,10 @@ class Admission:
     # -- admission ---------------------------------------------------------------------------------------------------
 
     def hot_tokens(self, work_tokens: int) -> int:
-        """Rows of the waiting that have less to compute than `work_tokens` and may get a slot in this step."""
-        hot = sorted(s.uncached_estimate for s in self._queues.waiting if s.uncached_estimate < work_tokens)
-        return sum(hot[: len(self._slots)])
+        """Rows of the waiting that have less to compute than `work_tokens` and may get a slot in this step: not of
+        those for which the last one had no pages."""
+        new = (s.uncached_estimate for s in self._queues.waiting if s.number not in self._without_pages)
+        return sum(sorted(work for work in new if work < work_tokens)[: len(self._slots)])
 
     def admit(self, builder: PlanBuilder, now_s: float, is_idle: bool) -> Iterator[Sequence]:
         """Take waiting sequences onto the device while there are slots and pages; each is yielded as it gets there.
@@ -102,31 +107,35 @@ class Admission:
         """
         failed = 0
         for sequence in sorted(self._queues.waiting, key=lambda s: self.priority(s, s.uncached_estimate, now_s)):
-            if not self._slots or failed >= MAX_FAILED_TRIES:
+            if not self._slots or failed >= MAX_FAILED_TRIES or len(builder.pages) >= MAX_ENTERED_PAGES:
                 break
             match = self._residency.match(sequence)
-            key = self._key_in_flight(sequence, match)
-            if key is not None:
-                self._park(sequence, key)
+            in_flight = self._key_in_flight(sequence, match)
+            if in_flight is not None:
+                self._park(sequence, *in_flight)
             elif self._fits(sequence, match, is_idle):
                 self._enter(builder, sequence, match, now_s)
                 yield sequence
-            elif self.priority(sequence, 0, now_s)[0] == 0:
-                break  # who has waited long enough is not overtaken
             else:
                 failed += 1
+                if self.priority(sequence, 0, now_s)[0] == 0:
+                    break  # who has waited long enough is not overtaken
+        self._without_pages = frozenset(s.number for s in self._queues.waiting) if failed else frozenset()
 
-    def _key_in_flight(self, sequence: Sequence, match: Match) -> Digest | None:
-        """The deepest key beyond the match that another sequence is computing."""
+    def _key_in_flight(self, sequence: Sequence, match: Match) -> tuple[Digest, int] | None:
+        """The deepest key beyond the match that another sequence is computing, and the rows that it covers."""
         if not self._kv.index.enabled:
             return None
-        page_tokens, in_flight = self._kv.page_tokens, self._in_flight
-        hit, limit = match.rows(page_tokens), sequence.num_known - 1
-        best: tuple[int, Digest] | None = None
-        for rows, key in self._keys_beyond(sequence, hit):
-            if min(rows, limit) > (best[0] if best else hit) and in_flight.leader_or_none(key) is not None:
-                best = rows, key
-        return best[1] if best else None
+        page_tokens, hit = self._kv.page_tokens, match.rows(self._kv.page_tokens)
+        if hit >= sequence.num_known - 1:
+            return None  # the last row is computed anyway
+        keys, is_led = sequence.keys, self._in_flight.is_led
+        page = next((page for page in range(len(keys) - 1, hit // page_tokens - 1, -1) if is_led(keys[page])), -1)
+        rows, key = (page + 1) * page_tokens, keys[page] if page >= 0 else None
+        for boundary in sequence.boundaries:
+            if boundary.rows > max(rows, hit) and is_led(boundary.key):
+                rows, key = boundary.rows, boundary.key
+        return None if key is None else (key, rows)
 
     def _keys_beyond(self, sequence: Sequence, hit: int) -> list[tuple[int, Digest]]:
         page_tokens = self._kv.page_tokens
@@ -134,11 +143,11 @@ class Admission:
         pages = [((page + 1) * page_tokens, keys[page]) for page in range(hit // page_tokens, len(keys))]
         return pages + [(boundary.rows, boundary.key) for boundary in sequence.boundaries if boundary.rows > hit]
 
-    def _park(self, sequence: Sequence, key: Digest) -> None:
+    def _park(self, sequence: Sequence, key: Digest, rows: int) -> None:
         self._queues.waiting.remove(sequence)
         sequence.phase = Phase.PARKED
         self._queues.parked.append(sequence)
-        self._in_flight.park(sequence, key)
+        self._in_flight.park(sequence, key, rows)
         self._counters["parked"] += 1
 
     def _fits(self, sequence: Sequence, match: Match, is_idle: bool) -> bool:

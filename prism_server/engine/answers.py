@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from prism_server.engine.messages import (
     Accepted,
@@ -32,6 +32,8 @@ class Answer:
     sequences: list[Sequence]
     texts: list[SampleText]
     unfinished: int
+    stops: dict[int, str] = field(default_factory=dict)
+    """Samples in whose text a stop string is complete."""
     accepted: bool = False
     error: PrismError | None = None
 
@@ -106,6 +108,7 @@ class Answers:
         logprobs = () if drawn.logprob is None else (drawn.logprob,)
         events.append(TokenDelta(answer.request.request_id, sequence.sample, (drawn.token_id,), text, logprobs))
         if stop is not None:
+            answer.stops[sequence.sample] = stop
             self._scheduler.end(sequence, "stop", stop_reason=stop)
 
     def _finish(self, answer: Answer, finished: Finished, now_s: float, events: list[Event]) -> None:
@@ -120,7 +123,10 @@ class Answers:
             rest = answer.texts[sample].flush()
             if rest:
                 events.append(TokenDelta(request_id, sample, (), rest))
-            events.append(SampleFinished(request_id, sample, finished.reason, finished.stop_reason))
+            reason, stop_reason = finished.reason, finished.stop_reason
+            if reason == "length" and sample in answer.stops:  # the last token that it might have completes it
+                reason, stop_reason = "stop", answer.stops[sample]
+            events.append(SampleFinished(request_id, sample, reason, stop_reason))
         if answer.unfinished == 0:
             del self._live[request_id]
             self._on_end(answer.request)

@@ -9,7 +9,7 @@ from prism_server.capacity.plan import ENCODED_PATCHES
 SMOOTHING = 0.2
 """Weight of the newest observation."""
 MIN_CHUNK_TOKENS = 64
-"""A prefill beside decodes always gets this many tokens, so that it ends."""
+"""The prefills beside decodes always get this many tokens together, so that they end."""
 MAX_STEP_PATCHES = ENCODED_PATCHES
 """Patches encoded in one step, unless a single item has more: the page plan has room for so many."""
 LAUNCH_BOUND_TOKENS = 1024
@@ -40,7 +40,7 @@ class StepBudget:
     ms: float | None = None
     ms_per_token: float = 0.0
     ms_per_patch_block: float = 0.0
-    prefills: int = 0
+    prefilled: int = 0
     encodes: int = 0
 
     @property
@@ -49,11 +49,11 @@ class StepBudget:
         if self.ms is None or self.ms_per_token == 0.0:
             return self.tokens
         affordable = int(self.ms / self.ms_per_token)
-        return min(self.tokens, max(affordable, 0 if self.prefills else MIN_CHUNK_TOKENS))
+        return min(self.tokens, max(affordable, MIN_CHUNK_TOKENS - self.prefilled))
 
     def take_tokens(self, num_tokens: int) -> None:
         self.tokens -= num_tokens
-        self.prefills += 1
+        self.prefilled += num_tokens
         self._spend(num_tokens * self.ms_per_token)
 
     def may_encode(self, num_patches: int) -> bool:

@@ -40,11 +40,13 @@ class MediaDesk:
     def want(self, sequence: Sequence, facts: ItemFacts) -> None:
         """The sequence needs the item's pixels: staged ones are held for it, others are asked for (once)."""
         key = facts.key
+        if key in sequence.wanted:
+            return
         if key in self._staged:
             self._staged[key].add(sequence.number)
-            sequence.holds_staged.add(key)
+            sequence.holds_staged[key] = None
             return
-        sequence.wanted.add(key)
+        sequence.wanted[key] = None
         if key in self._pending:
             self._pending[key].append(sequence)
             return
@@ -56,8 +58,8 @@ class MediaDesk:
         """The executor has the item's patches. Returns those that waited; when nobody does, they are dropped."""
         waiting = self._pending.pop(key, [])
         for sequence in waiting:
-            sequence.wanted.discard(key)
-            sequence.holds_staged.add(key)
+            sequence.wanted.pop(key, None)
+            sequence.holds_staged[key] = None
         if key in self._dropped:
             self._dropped.remove(key)  # the drop has not been sent yet; it would hit what has just arrived
         users = self._staged.setdefault(key, set())

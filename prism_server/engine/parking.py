@@ -20,8 +20,17 @@ class InFlightKeys:
     def num_parked(self) -> int:
         return sum(len(sequences) for sequences in self._parked.values())
 
-    def leader_or_none(self, key: Digest) -> Sequence | None:
-        return self._leaders.get(key)
+    def is_led(self, key: Digest) -> bool:
+        """Whether a sequence computes the key."""
+        return key in self._leaders
+
+    def awaited_rows(self) -> dict[Sequence, int]:
+        """Of every leader on whose keys somebody is parked: the rows up to the first of those keys."""
+        awaited: dict[Sequence, int] = {}
+        for key, sequences in self._parked.items():
+            leader, rows = self._leaders[key], sequences[0].parked_rows
+            awaited[leader] = min(rows, awaited.get(leader, rows))
+        return awaited
 
     def lead(self, sequence: Sequence, keys: Iterable[Digest]) -> None:
         """The sequence computes these keys from now, those aside that another leads already; `release` ends it."""
@@ -30,9 +39,9 @@ class InFlightKeys:
                 self._leaders[key] = sequence
                 sequence.leads.append(key)
 
-    def park(self, sequence: Sequence, key: Digest) -> None:
-        """The sequence, parked on nothing, waits for a key that somebody leads."""
-        sequence.parked_on = key
+    def park(self, sequence: Sequence, key: Digest, rows: int) -> None:
+        """The sequence, parked on nothing, waits for a key that somebody leads: that of its first `rows` rows."""
+        sequence.parked_on, sequence.parked_rows = key, rows
         self._parked.setdefault(key, []).append(sequence)
 
     def leave(self, sequence: Sequence) -> None:

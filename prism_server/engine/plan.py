@@ -117,7 +117,8 @@ class StepPlan:
         return sum(rows.count for rows in self.sequences)
 
     def check(self) -> None:
-        """Raise AssertionError unless every place is a destination at most once and no destination is a source."""
+        """Raise AssertionError unless every place is a destination at most once, no destination is a source, and no
+        sequence has rows twice."""
         targets = [page for _, page in self.swap_in] + [copy.target for copy in self.row_copies]
         sources = {page for page, _ in self.swap_out} | {copy.source for copy in self.row_copies}
         host_targets = [slot for _, slot in self.swap_out]
@@ -126,6 +127,7 @@ class StepPlan:
         assert len(host_targets) == len(set(host_targets)), "a host slot is the destination of two copies"
         assert not sources & set(targets), "a copy's destination is another's source"
         assert not host_sources & set(host_targets), "a copy's host destination is another's source"
+        assert len({rows.slot for rows in self.sequences}) == len(self.sequences), "a sequence has rows twice"
 
 
 @dataclass(frozen=True, slots=True)

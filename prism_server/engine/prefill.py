@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Container
 
 from prism_server.engine.cost_model import StepBudget
 from prism_server.engine.feature_cache import FeatureCache
@@ -112,32 +112,32 @@ class Prefill:
 
     def _pin(self, sequence: Sequence, key: ItemKey) -> None:
         self._features.pin(key, sequence.number)
-        sequence.pins.add(key)
+        sequence.pins[key] = None
 
     def unpin_passed(self, builder: PlanBuilder, sequence: Sequence) -> None:
         """Give back the pins of items whose last row is planned now (when the plan is built: it still reads them)."""
         for key in tuple(sequence.pins):
             if not any(span.facts.key == key and span.end > sequence.num_planned for span in sequence.spans):
-                sequence.pins.discard(key)
+                del sequence.pins[key]
                 builder.unpins.append((key, sequence.number))
 
     def lose_pins(self, sequence: Sequence) -> None:
         """A prefill that gets no pages holds no encoder output; it encodes again if that is gone when it goes on."""
-        self._lose_pins(sequence, keep=set())
+        self._lose_pins(sequence, keep=())
 
-    def _lose_pins(self, sequence: Sequence, keep: set[ItemKey]) -> bool:
-        lost = sequence.pins - keep
+    def _lose_pins(self, sequence: Sequence, keep: Container[ItemKey]) -> bool:
+        lost = [key for key in sequence.pins if key not in keep]
         for key in lost:
-            sequence.pins.discard(key)
+            del sequence.pins[key]
             self._features.unpin(key, sequence.number)
         sequence.lost_pins += bool(lost)
         return bool(lost)
 
     def leave(self, sequence: Sequence) -> None:
-        for key in tuple(sequence.pins):
-            sequence.pins.discard(key)
+        for key in sequence.pins:
             self._features.unpin(key, sequence.number)
             self._features.drop_if_idle(key)
+        sequence.pins.clear()
         for key in self._desk.leave(sequence):
             self._features.drop_if_idle(key)  # without its pixels nobody could encode the rest
 

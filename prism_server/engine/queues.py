@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from prism_server.engine.plan_builder import PlanBuilder
 from prism_server.engine.sequence import Phase, Sequence
 
 
@@ -23,6 +24,20 @@ class Queues:
         waiting = sum(sequence.uncached_estimate for sequence in (*self.waiting, *self.parked))
         running = (sequence for sequence in self.running if sequence.phase is not Phase.DECODE)
         return waiting + sum(sequence.remaining_prefill for sequence in running)
+
+    def oldest_runnable(self) -> Sequence | None:
+        """The oldest admitted sequence that waits neither for media nor for a swap."""
+        return next((s for s in self.running if s.phase in (Phase.PREFILL, Phase.DECODE)), None)
+
+    def youngest_victim(self, builder: PlanBuilder, sequence: Sequence) -> Sequence | None:
+        """The youngest after `sequence` of which the plan has neither rows nor encoder blocks: those need its pages and
+        pins."""
+        for other in reversed(self.running):
+            if other.number <= sequence.number:
+                return None
+            if other.number not in builder.planned and other not in builder.encodes_for:
+                return other
+        return None
 
     def check_integrity(self) -> None:
         """Raise AssertionError unless sequences are where their phases say, and those that wait hold nothing."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from prism_server.engine.plan import PageAssignment, RowCopy
+from prism_server.engine.plan import RowCopy
 from prism_server.engine.plan_builder import PlanBuilder
 from prism_server.engine.sequence import Sequence
 from prism_server.identity import Digest, page_key
@@ -43,10 +43,11 @@ class Residency:
             nodes.append(node)
         complete = len(nodes) == len(match.nodes)
         sequence.node = nodes[-1] if nodes else None
-        for position, node in enumerate(nodes):
+        sequence.ready_step = max((node.filled_by_step for node in nodes), default=0)
+        for node in nodes:
             assert node.page is not None
-            sequence.ready_step = max(sequence.ready_step, node.filled_by_step)
-            self._assign(builder, sequence, position, node.page)
+            self.kv.pool.retain(node.page)
+            builder.assign_page(sequence, node.page)
         rows = len(nodes) * page_tokens
         if complete and match.tail is not None and self._copy_tail(builder, sequence, match.tail, match.tail_rows):
             rows += match.tail_rows
@@ -92,13 +93,6 @@ class Residency:
             sequence.ready_step = builder.step
         builder.assign_page(sequence, page)
         return True
-
-    def _assign(self, builder: PlanBuilder, sequence: Sequence, position: int, page: int) -> None:
-        assert sequence.slot is not None
-        assert position == len(sequence.table)
-        self.kv.pool.retain(page)
-        builder.pages.append(PageAssignment(sequence.slot, position, page))
-        sequence.table.append(page)
 
     # -- growing -----------------------------------------------------------------------------------------------------
 
@@ -178,7 +172,7 @@ class Residency:
         node = self.kv.index.publish(parent, key, page, rows - number * page_tokens, media_key)
         if node is None or node is sequence.node:
             return
-        self.kv.index.lock_child(node)
+        self.kv.index.move_lock(sequence.node, node)
         sequence.node = node
         if node.page is not None and node.page != page:
             sequence.twins.append((number, node))

@@ -257,7 +257,7 @@ class Runner(Executor):
         return moves
 
     def _encode(self, plan: StepPlan, timer: StepTimer) -> dict[ItemKey, PrismError]:
-        """Drops and the encoder's work, whose time does not have the copies before it: a swap-in may take longer."""
+        """Drops and the encoder's work. Its time leaves out the copies before it: a swap-in may take longer."""
         if not plan.encode:
             return self.encoder.run(plan)
         timer.mark()

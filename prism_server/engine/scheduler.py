@@ -135,7 +135,7 @@ class Scheduler:
     def media_failed(self, key: ItemKey, error: PrismError) -> None:
         """An item cannot be prepared: those that asked for it fail."""
         for sequence in self.desk.failed(key):
-            sequence.wanted.discard(key)
+            sequence.wanted.pop(key, None)
             self.end(sequence, "error", error)
 
     def take_abandoned_media(self) -> list[ItemKey]:
@@ -163,20 +163,31 @@ class Scheduler:
             for sequence in self._admission.admit(builder, now_s, is_idle=not self._launched):
                 if sequence.phase is Phase.PREFILL:
                     self.plan_chunk(builder, budget, sequence)
+            self._plan_leaders_without_media(builder, budget)
         if not builder.computes and not self._launched:
             self._break_jam(builder, budget)
         return None if builder.is_empty else self._launch(builder)
 
     def _plan_running(self, builder: PlanBuilder, budget: StepBudget, decoding: list[Sequence], now_s: float) -> None:
         """Decodes, then prefills: least work first unless they have waited. A starved oldest goes before all."""
-        oldest = self.oldest_runnable()
+        oldest = self.queues.oldest_runnable()
         if oldest is not None and oldest.starved and oldest.phase is Phase.PREFILL:
             self.plan_chunk(builder, budget, oldest)
         for sequence in decoding:
             self._plan_decode(builder, sequence)
         prefilling = [sequence for sequence in self.running if sequence.phase is Phase.PREFILL]
-        for sequence in sorted(prefilling, key=lambda s: self._admission.priority(s, s.remaining_prefill, now_s)):
+        prefilling.sort(key=lambda s: self._admission.priority(s, s.remaining_prefill, now_s))
+        for place, sequence in enumerate(prefilling, 1):
             if sequence.phase is Phase.PREFILL and sequence.number not in builder.planned:
+                self.plan_chunk(builder, budget, sequence, behind=prefilling[place:])
+
+    def _plan_leaders_without_media(self, builder: PlanBuilder, budget: StepBudget) -> None:
+        """A sequence that waits for its media, a clip for seconds, computes the rows before them if others wait for
+        no more than those."""
+        for sequence, rows in self.in_flight.awaited_rows().items():
+            can_go_on = sequence.phase is Phase.MEDIA and sequence.num_planned < rows <= sequence.rows_before_media
+            if can_go_on and sequence.number not in builder.planned:
+                sequence.phase = Phase.PREFILL
                 self.plan_chunk(builder, budget, sequence)
 
     def _plan_decode(self, builder: PlanBuilder, sequence: Sequence) -> None:
@@ -186,10 +197,15 @@ class Scheduler:
         if self.try_grow(builder, sequence, end, may_preempt=True):
             builder.add_decode(sequence)
 
-    def plan_chunk(self, builder: PlanBuilder, budget: StepBudget, sequence: Sequence) -> None:
-        """As many rows of a prefill as the budget, the pages and the encoder allow; the last one draws a token."""
-        start, is_oldest = sequence.num_planned, sequence is self.oldest_runnable()
-        end = min(sequence.num_prefill, start + self._chunk_tokens(budget, sequence))
+    def plan_chunk(
+        self, builder: PlanBuilder, budget: StepBudget, sequence: Sequence, behind: Iterable[Sequence] = ()
+    ) -> None:
+        """As many rows of a prefill as the budget, the pages and the encoder allow; the last one draws a token.
+
+        `behind`: prefills that come after it in this step.
+        """
+        start, is_oldest = sequence.num_planned, sequence is self.queues.oldest_runnable()
+        end = min(sequence.num_prefill, start + self._chunk_tokens(budget, sequence, behind))
         if end <= start:
             return
         end = min(end, max(self._residency.rows_that_fit(sequence), start + is_oldest))
@@ -206,12 +222,14 @@ class Scheduler:
         if end > start:
             self._add_chunk(builder, budget, sequence, end)
 
-    def _chunk_tokens(self, budget: StepBudget, sequence: Sequence) -> int:
-        """Rows that the sequence's chunk may have; a cold one leaves room, up to half, for hot ones that wait."""
+    def _chunk_tokens(self, budget: StepBudget, sequence: Sequence, behind: Iterable[Sequence]) -> int:
+        """Rows that the sequence's chunk may have; it leaves room, up to half, for shorter ones behind or waiting."""
         affordable = min(budget.chunk_tokens, self.limits.chunk_tokens or 1 << 30)
-        if affordable < 2 or not self.waiting:
+        if affordable < 2:
             return affordable
-        return affordable - min(self._admission.hot_tokens(sequence.remaining_prefill), affordable // 2)
+        work = sequence.remaining_prefill
+        shorter = sum(other.remaining_prefill for other in behind if other.remaining_prefill < work)
+        return affordable - min(shorter + self._admission.hot_tokens(work), affordable // 2)
 
     def _add_chunk(self, builder: PlanBuilder, budget: StepBudget, sequence: Sequence, end: int) -> None:
         start = sequence.num_planned
@@ -230,7 +248,7 @@ class Scheduler:
         """Pages for `rows` rows, taken from younger sequences when that is allowed and nothing frees itself soon."""
         while not self._residency.try_grow(builder, sequence, rows):
             builder.short_of_pages = True
-            victim = self._youngest_victim(builder, sequence) if may_preempt else None
+            victim = self.queues.youngest_victim(builder, sequence) if may_preempt else None
             if victim is None or (self._launched and self.kv.is_waiting_for_steps()):
                 return False
             self.preempt(victim)
@@ -250,7 +268,7 @@ class Scheduler:
     def _break_jam(self, builder: PlanBuilder, budget: StepBudget) -> None:
         """Nothing runs and nothing could be planned: the oldest runnable takes what the others hold, one by one."""
         while not builder.computes:
-            oldest = self.oldest_runnable()
+            oldest = self.queues.oldest_runnable()
             if oldest is None:
                 return
             if oldest.phase is Phase.DECODE:
@@ -319,10 +337,6 @@ class Scheduler:
 
     # -- phases ------------------------------------------------------------------------------------------------------
 
-    def oldest_runnable(self) -> Sequence | None:
-        """The oldest admitted sequence that waits neither for media nor for a swap."""
-        return next((s for s in self.running if s.phase in (Phase.PREFILL, Phase.DECODE)), None)
-
     def requeue(self, woken: Iterable[Sequence]) -> None:
         """What they were parked on can be found now, or is theirs to compute."""
         for sequence in woken:
@@ -346,15 +360,6 @@ class Scheduler:
         self._admission.give_slot_back(sequence)
         sequence.incarnation += 1
         sequence.ready_step = 0
-
-    def _youngest_victim(self, builder: PlanBuilder, sequence: Sequence) -> Sequence | None:
-        """The youngest of which the plan has neither rows nor encoder blocks: those need its pages and pins."""
-        for other in reversed(self.running):
-            if other.number <= sequence.number:
-                return None
-            if other.number not in builder.planned and other not in builder.encodes_for:
-                return other
-        return None
 
     def _finish_swaps(self) -> None:
         for sequence in self.running:

@@ -75,12 +75,14 @@ class Sequence:
     """SWAPPING until this step has completed."""
 
     parked_on: Digest | None = None
+    parked_rows: int = 0
+    """Rows that the key covers on which it was parked last."""
     leads: list[Digest] = field(default_factory=list)
     """Chain keys that it is computing and others may park on."""
-    wanted: set[ItemKey] = field(default_factory=set)
-    """Items that the workers are preparing for it."""
-    holds_staged: set[ItemKey] = field(default_factory=set)
-    pins: set[ItemKey] = field(default_factory=set)
+    wanted: dict[ItemKey, None] = field(default_factory=dict)
+    """Items that the workers are preparing for it. Ordered, as all such sets: the same requests give the same plans."""
+    holds_staged: dict[ItemKey, None] = field(default_factory=dict)
+    pins: dict[ItemKey, None] = field(default_factory=dict)
     """Items whose features are held for it."""
     uncached_estimate: int = 0
 
@@ -127,6 +129,12 @@ class Sequence:
     @property
     def remaining_prefill(self) -> int:
         return max(0, self.num_prefill - self.num_planned)
+
+    @property
+    def rows_before_media(self) -> int:
+        """Rows before the first one to be planned whose item the workers are still preparing."""
+        later = (span for span in self.spans if span.end > self.num_planned and span.facts.key in self.wanted)
+        return next((span.start for span in later), self.num_prefill)
 
     @property
     def has_row_to_decode(self) -> bool:

@@ -24,10 +24,13 @@ class CachedPage:
     page: int | None
     host_slot: int | None = None
     entries: dict[int, Entry] = field(default_factory=dict)
-    children: set[CachedPage] = field(default_factory=set)
+    children: dict[CachedPage, None] = field(default_factory=dict)
     locks: int = 0
+    """Sequences that stand on it, and children that are locked. (Counting those that stand anywhere below would take
+    every sequence past every page of its prompt.)"""
     named_by_step: int = 0
-    """Last launched step that reads or writes the device page (or fills it: valid once that step has completed)."""
+    """Last launched step that reads or writes the device page (or fills it: valid once that step has completed). May
+    be that of a page below, which goes first anyway."""
     filled_by_step: int = 0
     """The launched step that swaps the device page in; compute that stands on it waits for its completion."""
     host_filled_by_step: int = 0

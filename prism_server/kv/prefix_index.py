@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator
+from itertools import islice
 
 from prism_server.identity import Digest
 from prism_server.kv.cached_page import CachedPage, Entry, Match
@@ -78,26 +79,27 @@ class PrefixIndex:
     def lock_path(self, node: CachedPage | None) -> None:
         """A sequence stands on `node` and so on all above it: none of them may be forgotten."""
         while node is not None:
-            self._lock(node)
+            node.locks += 1
+            if node.locks > 1:
+                return  # all above are locked through it
+            self._device_lru.pop(node, None)
+            self._host_lru.pop(node, None)
             node = node.parent
-
-    def lock_child(self, node: CachedPage) -> None:
-        """A sequence that stands on `node.parent` moves on to `node`."""
-        self._lock(node)
 
     def unlock_path(self, node: CachedPage | None, named_by_step: int) -> None:
         """The sequence is gone; `named_by_step` is the last launched step that names its pages."""
         while node is not None:
             node.locks -= 1
-            node.named_by_step = max(node.named_by_step, named_by_step)
-            if node.locks == 0:
-                self._enter_lru(node)
+            node.named_by_step = named_by_step = max(node.named_by_step, named_by_step)
+            if node.locks > 0:
+                return  # who unlocks it takes the step further up
+            self._enter_lru(node)
             node = node.parent
 
-    def _lock(self, node: CachedPage) -> None:
-        node.locks += 1
-        self._device_lru.pop(node, None)
-        self._host_lru.pop(node, None)
+    def move_lock(self, old: CachedPage | None, new: CachedPage) -> None:
+        """A sequence that stood on `old` stands on `new`. `old` may have been forgotten for `new` just now."""
+        self.lock_path(new)
+        self.unlock_path(old, named_by_step=0)
 
     def _enter_lru(self, node: CachedPage) -> None:
         if node.page is not None:
@@ -146,7 +148,7 @@ class PrefixIndex:
         self._pool.retain(page)
         self._by_page[page] = node
         if parent is not None:
-            parent.children.add(node)
+            parent.children[node] = None
         self._enter_lru(node)
         return node
 
@@ -235,13 +237,13 @@ class PrefixIndex:
         if node.host_slot is not None:
             self.drop_host_slot(node)
         if node.parent is not None:
-            node.parent.children.discard(node)
+            node.parent.children.pop(node, None)
 
     # -- the host tier -----------------------------------------------------------------------------------------------
 
     def coldest_without_backup(self, scan: int) -> Iterator[CachedPage]:
         """Unlocked nodes among the `scan` coldest that the host does not hold, coldest first."""
-        for node, _ in zip(tuple(self._device_lru)[:scan], range(scan), strict=False):
+        for node in tuple(islice(self._device_lru, scan)):
             if node.host_slot is None and node.named_by_step <= self._pool.completed_step:
                 yield node
 
@@ -303,10 +305,10 @@ class PrefixIndex:
     def _check_node(self, node: CachedPage) -> None:
         parent = node.parent
         assert node.entries, "a node without entries cannot be found"
+        assert node.locks >= sum(child.locks > 0 for child in node.children), "a parent is held less than its children"
         assert node.page is not None or node.host_slot is not None, "a node is nowhere"
         if parent is not None:
             assert node in parent.children, "a parent does not know its child"
-            assert parent.locks >= node.locks, "a parent is held less than its child"
             assert self._page_tokens in parent.entries, "a parent is not a full page"
             assert node.page is None or parent.page is not None, "a device page under one that only the host has"
         if node.page is not None:

@@ -40,6 +40,12 @@ def test_a_prefill_beside_decodes_always_gets_a_least_chunk_so_that_it_ends() ->
     assert budget.chunk_tokens == 0
 
 
+def test_short_prefills_share_the_least_chunk() -> None:
+    budget = learned(base_ms=100.0).budget(8)
+    budget.take_tokens(10)
+    assert budget.chunk_tokens == MIN_CHUNK_TOKENS - 10
+
+
 def test_a_large_picture_beside_decodes_is_cut_by_blocks_and_moves_at_least_one_block_a_step() -> None:
     budget = learned().budget(8)
     assert 2 <= budget.take_blocks(4096, 27) <= 4  # 15 ms / 4.1 ms a block

@@ -157,6 +157,14 @@ def test_a_stop_string_ends_the_text_before_it_and_nothing_after_it_is_emitted(n
         assert driver.counters()["generated_tokens"] == sum(len(reply.tokens) for reply in replies)
 
 
+def test_a_stop_string_that_the_last_token_completes_is_why_the_answer_ends(driver: Driver, natural: Reply) -> None:
+    """Not `length`: a client that asks for more then would get what comes after the stop string."""
+    whole = driver.ask([CHATTY], 8).text
+    reply = driver.ask([CHATTY], 8, stop=(whole,))
+    assert (reply.text, reply.tokens) == ("", natural.tokens[:8])
+    assert (reply.finishes[0].reason, reply.finishes[0].stop_reason) == ("stop", whole)
+
+
 def test_a_stop_string_that_never_comes_changes_nothing(driver: Driver, natural: Reply) -> None:
     reply = driver.ask([CHATTY], 60, stop=(natural.text + "?", natural.text[-3:] + "!"))
     assert (reply.text, reply.tokens, reply.reason) == (natural.text, natural.tokens, "stop")

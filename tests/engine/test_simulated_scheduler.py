@@ -8,6 +8,8 @@ import random
 import pytest
 from simulation import Sizes, World
 
+from prism_server.engine import admission
+
 NUM_STEPS = int(os.environ.get("PRISM_SIMULATED_STEPS", "100000"))
 SEED = int(os.environ.get("PRISM_SIMULATED_SEED", "0")) or (
     20_261_130 if "CI" in os.environ else random.SystemRandom().getrandbits(32)
@@ -50,10 +52,11 @@ def random_move(world: World, rng: random.Random) -> None:
         world.step()
 
 
-def run_world(seed: int, num_steps: int) -> int:
-    """One world of random sizes through about `num_steps` steps and to its end. Returns the steps it took."""
+def run_world(seed: int, num_steps: int, sizes: Sizes | None = None) -> int:
+    """One world, of random sizes where none are given, through about `num_steps` steps and to its end. Returns the
+    steps it took."""
     rng = random.Random(seed)
-    world = World(Sizes.draw(rng), rng)
+    world = World(sizes or Sizes.draw(rng), rng)
     while world.num_steps < num_steps and world.num_moves < 4 * num_steps:
         random_move(world, rng)
         world.num_moves += 1
@@ -65,6 +68,24 @@ def run_world(seed: int, num_steps: int) -> int:
 @pytest.mark.parametrize("seed", [1410429227, 3873183705, 1000386, 5023501, 5025172])
 def test_worlds_that_once_broke_a_rule_keep_them_all(seed: int) -> None:
     run_world(seed, STEPS_PER_WORLD)
+
+
+ODD_SIZES = {
+    "one page": Sizes(num_pages=1, page_tokens=16, host_slots=1),
+    "pages of one row": Sizes(num_pages=30, page_tokens=1, host_slots=3),
+    "pages longer than any prompt": Sizes(num_pages=3, page_tokens=64),
+    "rows one by one": Sizes(page_tokens=1, num_pages=20, chunk_tokens=1, max_running=1, max_step_tokens=1, depth=0),
+    "one host slot": Sizes(num_pages=8, host_slots=1, max_running=16),
+    "room for the largest item alone": Sizes(num_pages=12, feature_tokens=5, max_running=16, chunk_tokens=1),
+    "all at once": Sizes(num_pages=40, max_running=20, max_step_tokens=200),
+}
+
+
+@pytest.mark.parametrize("sizes", ODD_SIZES.values(), ids=ODD_SIZES)
+def test_odd_sizes_keep_the_invariants(sizes: Sizes, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(admission, "MAX_ENTERED_PAGES", 2)
+    for seed in range(10):
+        run_world(seed, 60, sizes)
 
 
 @pytest.mark.timeout(900)

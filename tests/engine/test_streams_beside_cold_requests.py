@@ -46,12 +46,13 @@ class TimedDevice:
     items: list[tuple[int, int]]
     """Sides, in patches, of the cold request's pictures."""
     learned: bool = True
+    budget_ms: float = BUDGET_MS
     now_ms: float = 0.0
     step_times_ms: list[float] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.world = World(Sizes(page_tokens=64), random.Random(0))
-        limits = SchedulerLimits(32768, 64, 8192, step_budget_ms=BUDGET_MS)
+        limits = SchedulerLimits(32768, 64, 8192, step_budget_ms=self.budget_ms)
         kv, features = KVCache(4096, 64), FeatureCache(1 << 30)
         self.scheduler = Scheduler(limits, kv, features, lambda tokens: tokens * 32768, VISION_BLOCKS)
         if self.learned:  # as a rehearsal does it
@@ -143,3 +144,25 @@ def test_hot_suffixes_that_cost_next_to_nothing_do_not_promise_cheap_chunks() ->
     for _ in range(12):
         device.turn()
     assert max(device.step_times_ms) <= 1.15 * BUDGET_MS
+
+
+@pytest.mark.parametrize("budget_ms", [BUDGET_MS, 1.0], ids=["room for chunks", "the least chunk only"])
+def test_short_requests_are_not_held_up_by_a_long_one_that_has_waited_longer(budget_ms: float) -> None:
+    """It has aged and goes first, but leaves them room: those that wait, and those that were admitted beside it."""
+    device = TimedDevice([], budget_ms=budget_ms)
+    for number in range(8):
+        device.submit([STREAM_TEXT + " again" * number], 10_000)
+    for _ in range(40):
+        device.turn()
+    long = device.submit(["x" * 30_000], 5)
+    device.now_ms += 3000.0
+    device.turn()
+    short = [device.submit([f"{number}" * 150], 5) for number in range(8)]
+    steps = len(device.step_times_ms)
+    while any(sequence.first_token_s is None for sequence in short):
+        before = long.num_planned
+        device.turn()
+        assert long.num_planned > before, "it goes on itself"
+    chunk = max(64, (budget_ms - language_ms(8)) / 0.0265)
+    assert len(device.step_times_ms) - steps <= 2 * (8 * 150 / (chunk / 2)) + 4
+    assert long.num_planned < long.num_prefill

@@ -19,7 +19,7 @@ def publish_chain(kv: KVCache, keys: list[bytes]) -> list[CachedPage]:
         page = kv.pool.allocate()
         node = kv.index.publish(nodes[-1] if nodes else None, key, page, PAGE)
         assert node is not None
-        kv.index.lock_child(node)
+        kv.index.move_lock(nodes[-1] if nodes else None, node)
         kv.pool.release(page, 0)
         nodes.append(node)
     kv.index.unlock_path(nodes[-1], 0)
@@ -64,6 +64,26 @@ def test_a_held_page_is_never_reclaimed() -> None:
     kv.index.lock_path(nodes[-1])
     assert kv.index.num_evictable == 0
     assert kv.index.reclaim(2) == 0
+
+
+def test_a_page_counts_who_stands_on_it_and_its_locked_children_not_everyone_below() -> None:
+    kv = make_cache()
+    nodes = publish_chain(kv, [b"a", b"b", b"c"])
+    for _ in range(16):  # the samples of one request: only the first one walks up to the root
+        kv.index.lock_path(nodes[2])
+    kv.index.lock_path(nodes[1])
+    assert [node.locks for node in nodes] == [1, 2, 16]
+    for step in range(16):
+        assert kv.index.num_evictable == 0
+        kv.index.unlock_path(nodes[2], named_by_step=16 - step)
+    assert kv.index.num_evictable == 1
+    kv.index.unlock_path(nodes[1], named_by_step=3)
+    kv.check_integrity()
+    assert kv.index.num_evictable == 3
+    kv.complete(15)
+    assert kv.index.reclaim(3) == 0, "step 16 may read all three"
+    kv.complete(16)
+    assert kv.index.reclaim(3) == 3
 
 
 def test_a_cold_page_lives_on_in_the_host_tier_and_comes_back() -> None:
