@@ -257,16 +257,23 @@ class Api:
             raise ApiError(0, "Unreachable", str(error)) from error
         if answer.status >= 400:
             raise _error(answer.status, answer.reason or "", content)
-        try:
-            return json.loads(content) if content else {}
-        except ValueError as error:  # a proxy's page, or half of an answer
-            raise ApiError(answer.status, "NoJSON", f"{path}: {error}") from error
+        said = _object_or_none(content or b"{}")
+        if said is None:  # a proxy's page, or half of an answer
+            raise ApiError(answer.status, "NoJSON", f"{path}: {str(content)[:500]}")
+        return said
+
+
+def _object_or_none(content: bytes | str) -> Object | None:
+    try:
+        said = json.loads(content)
+    except ValueError:
+        return None
+    return said if isinstance(said, dict) else None
 
 
 def _error(status: int, reason: str, body: bytes | str | None) -> ApiError:
-    try:
-        said = json.loads(body or "{}")
-    except ValueError:
+    said = _object_or_none(body or b"{}")
+    if said is None:
         said = {"message": str(body)[:500]}
     causes = [cause.get("message", "") for cause in (said.get("details") or {}).get("causes") or ()]
     message = said.get("message") or reason

@@ -52,6 +52,7 @@ class Elector:
         self._identity = identity
         self._clock = clock
         self._seen = Seen()
+        self._held_since_s: float | None = None  # when the call began that took the Lease
 
     def try_hold(self) -> bool:
         """Takes or renews the Lease. False: another holds it, or was faster. Raises ApiError."""
@@ -77,8 +78,10 @@ class Elector:
         """Blocks until the Lease is held, with a `beat` for every try. False: `stop` was set first."""
         while not stop.is_set():
             beat()
+            began_s = self._clock()
             try:
                 if self.try_hold():
+                    self._held_since_s = began_s
                     log.info("holding Lease %s as %s", self._options.operator_name, self._identity)
                     return True
             except ApiError as error:
@@ -93,7 +96,7 @@ class Elector:
         another operator may take the Lease, this one has ended. No error gets past it, or nobody would renew.
         """
         deadline_s, retry_s = self._options.lease_renew_deadline_s, self._options.lease_retry_s
-        renewed_s, trouble = self._clock(), "no answer"
+        renewed_s, trouble = self._clock() if self._held_since_s is None else self._held_since_s, "no answer"
         with ThreadPoolExecutor(1, "lease-call") as calls:
             while not stop.wait(min(retry_s, max(renewed_s + deadline_s - self._clock(), 0.0))):
                 began_s = self._clock()

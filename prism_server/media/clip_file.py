@@ -27,8 +27,8 @@ GIF_MAGIC = (b"GIF87a", b"GIF89a")
 FORMATS = "MP4, MOV, MKV, WebM, GIF"
 
 CODECS = (
-    *("h264", "hevc", "vp8", "vp9", "libdav1d", "av1", "mpeg4", "msmpeg4", "mpeg1video", "mpeg2video", "h263", "vc1"),
-    *("theora", "prores", "dnxhd", "ffv1", "mjpeg", "gif", "png", "qtrle", "rawvideo"),
+    *("h264", "hevc", "vp8", "vp9", "libdav1d", "av1", "mpeg4", "msmpeg4", "mpeg1video", "mpeg2video", "h263"),
+    *("vc1", "wmv3", "theora", "prores", "dnxhd", "ffv1", "mjpeg", "gif", "png", "qtrle", "rawvideo", "v210"),
 )
 """By FFmpeg's names. It decodes three hundred kinds of pictures, most of them of games and recorders long gone: nobody
 asks a model about those, and untrusted bytes must not reach them. Of sound nothing is decoded at all."""

@@ -109,6 +109,21 @@ def test_a_deadline_counts_from_when_the_last_good_renewal_began() -> None:
     assert kept(Told(slow, options, lambda: now_s[0]), stop) == ["no renewal within 60 s: half an answer"]
 
 
+def test_the_first_deadline_counts_from_when_the_lease_was_asked_for() -> None:
+    now_s, answers = [0.0], iter([True])
+
+    def slow_once() -> bool:
+        if next(answers, None) is None:
+            raise ValueError("half an answer")
+        now_s[0] += 61.0
+        return True
+
+    elector = Told(slow_once, OperatorOptions(lease_retry_s=0.001, lease_renew_deadline_s=60.0), lambda: now_s[0])
+    assert elector.wait(threading.Event(), lambda: None)
+    [reason] = kept(elector)
+    assert reason.startswith("no renewal within 60 s")
+
+
 def test_a_process_that_ends_has_lost_nothing() -> None:
     stop = threading.Event()
 

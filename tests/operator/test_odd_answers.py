@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import socket
 import threading
 from collections.abc import Iterator, Mapping
@@ -61,10 +62,12 @@ def api(port: int) -> Api:
     return Api(client.ApiClient(settings), timeout_s=60.0)
 
 
-def test_an_answer_that_is_no_json_is_an_error_of_the_api() -> None:
-    with answering(answer_of(200, "<html>log in first</html>", "text/html")) as port, pytest.raises(ApiError) as caught:
+@pytest.mark.parametrize("said", ["<html>log in first</html>", "null", "[]", '"Bad Gateway"'])
+@pytest.mark.parametrize(("status", "reason"), [(200, "NoJSON"), (502, "x")])
+def test_an_answer_that_is_no_object_is_an_error_of_the_api(status: int, reason: str, said: str) -> None:
+    with answering(answer_of(status, said)) as port, pytest.raises(ApiError, match=re.escape(said)) as caught:
         api(port).get(CONFIG_MAP, "ns", "a")
-    assert caught.value.reason == "NoJSON"
+    assert (caught.value.status, caught.value.reason) == (status, reason)
 
 
 WEBHOOK = 'Internal error occurred: failed calling webhook "policies.example.org": connection refused'

@@ -40,7 +40,9 @@ def test_a_memory_limit_is_read_as_the_api_server_reads_it(written: Any, num_byt
     assert limited(written) == num_bytes
 
 
-@pytest.mark.parametrize("written", ["lots", "", "NaN", "Infinity", "2Gib", None])
+@pytest.mark.parametrize(
+    "written", ["lots", "", "NaN", "Infinity", "2Gib", None, "1e9999999", "-1e9999999", "9e999999Ki", "8Ei"]
+)
 def test_what_is_no_quantity_is_refused_with_its_field(written: Any) -> None:
     with pytest.raises(Refused, match=r"router\.podTemplate\.resources: memory"):
         limited(written)

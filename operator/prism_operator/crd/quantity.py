@@ -19,6 +19,8 @@ _SUFFIXES = {
     "Gi": 1 << 30,
     "Ti": 1 << 40,
 }
+_LARGEST = 1 << 63
+"""Kubernetes has no quantity beyond; the digits of `1e9999999` would take this process hours to write out."""
 _QUANTITY = re.compile(r"(\d+(?:\.\d+)?)(k|M|G|T|Ki|Mi|Gi|Ti)?")
 
 
@@ -33,7 +35,10 @@ def quantity_bytes(text: str) -> int:
 def amount_of(quantity: Any) -> Decimal:
     """Of any quantity that the API server takes, as a pod's resources may have it: `500m`, `1e9`, `2Pi`, 0.1. Raises
     ValueError for what is none."""
-    amount = Decimal(parse_quantity(str(quantity)))  # type: ignore[no-untyped-call]
-    if not amount.is_finite():
-        raise ValueError(f"{quantity!r} is no quantity")
+    try:
+        amount = Decimal(parse_quantity(str(quantity)))  # type: ignore[no-untyped-call]
+    except ArithmeticError:
+        amount = Decimal("inf")
+    if not (amount.is_finite() and -_LARGEST < amount < _LARGEST):
+        raise ValueError(f"{quantity!r} is no quantity below 2^63")
     return amount
