@@ -182,13 +182,13 @@ class Scheduler:
                 self.plan_chunk(builder, budget, sequence, behind=prefilling[place:])
 
     def _plan_leaders_without_media(self, builder: PlanBuilder, budget: StepBudget) -> None:
-        """A sequence that waits for its media, a clip for seconds, computes the rows before them if others wait for
-        no more than those."""
+        """A sequence that waits for its media, a clip for seconds, computes the text before them if others wait for no
+        more than that. It stays in that phase: no encoder output is held for it meanwhile."""
         for sequence, rows in self.in_flight.awaited_rows().items():
-            can_go_on = sequence.phase is Phase.MEDIA and sequence.num_planned < rows <= sequence.rows_before_media
+            text_rows = sequence.rows_before_media
+            can_go_on = sequence.phase is Phase.MEDIA and sequence.num_planned < rows <= text_rows
             if can_go_on and sequence.number not in builder.planned:
-                sequence.phase = Phase.PREFILL
-                self.plan_chunk(builder, budget, sequence)
+                self.plan_chunk(builder, budget, sequence, until=text_rows)
 
     def _plan_decode(self, builder: PlanBuilder, sequence: Sequence) -> None:
         if sequence.phase is not Phase.DECODE or not sequence.has_row_to_decode:
@@ -198,14 +198,20 @@ class Scheduler:
             builder.add_decode(sequence)
 
     def plan_chunk(
-        self, builder: PlanBuilder, budget: StepBudget, sequence: Sequence, behind: Iterable[Sequence] = ()
+        self,
+        builder: PlanBuilder,
+        budget: StepBudget,
+        sequence: Sequence,
+        behind: Iterable[Sequence] = (),
+        until: int | None = None,
     ) -> None:
         """As many rows of a prefill as the budget, the pages and the encoder allow; the last one draws a token.
 
-        `behind`: prefills that come after it in this step.
+        `behind`: prefills that come after it in this step. `until`: no rows from there on.
         """
         start, is_oldest = sequence.num_planned, sequence is self.queues.oldest_runnable()
-        end = min(sequence.num_prefill, start + self._chunk_tokens(budget, sequence, behind))
+        most_rows = sequence.num_prefill if until is None else until
+        end = min(most_rows, start + self._chunk_tokens(budget, sequence, behind))
         if end <= start:
             return
         end = min(end, max(self._residency.rows_that_fit(sequence), start + is_oldest))

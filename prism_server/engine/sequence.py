@@ -132,9 +132,8 @@ class Sequence:
 
     @property
     def rows_before_media(self) -> int:
-        """Rows before the first one to be planned whose item the workers are still preparing."""
-        later = (span for span in self.spans if span.end > self.num_planned and span.facts.key in self.wanted)
-        return next((span.start for span in later), self.num_prefill)
+        """Rows before the first item of which rows are still to be planned."""
+        return next((span.start for span in self.spans if span.end > self.num_planned), self.num_prefill)
 
     @property
     def has_row_to_decode(self) -> bool:

@@ -50,17 +50,22 @@ def test_who_shares_text_with_a_request_does_not_wait_for_its_media() -> None:
     assert follower.prefilled_tokens < follower.prompt_tokens
 
 
-def test_who_shares_a_medium_that_is_there_does_not_wait_for_the_next_one() -> None:
-    world = make_world(items=(4, 4), page_tokens=4)
-    (leader,) = add(world, ["ab", 0, "cd", 1, "a"])
+@pytest.mark.parametrize("chunk_tokens", [3, 12, 0])
+def test_who_goes_on_before_its_media_are_there_holds_no_encoder_output(chunk_tokens: int) -> None:
+    """One of its two pictures is there. The cache has room for one: nobody else could encode until the other came."""
+    world = make_world(items=(4, 4, 4), page_tokens=4, feature_tokens=4, chunk_tokens=chunk_tokens)
+    (leader,) = add(world, ["abcdeabcde", 0, "a", 1, "a"])
     run_without_media(world)
-    (follower,) = add(world, ["ab", 0, "e"])
+    world.media_arrives(world.pending_media.index(world.items[0][1].key))
+    (follower,) = add(world, ["abcdeabcde", "ba"])
+    (other,) = add(world, [2, "e"])
+    run_without_media(world)
+    world.media_arrives(world.pending_media.index(world.items[2][1].key))
     run_without_media(world)
     assert leader.phase is Phase.MEDIA
-    assert follower.phase is Phase.PARKED
-    world.media_arrives(world.pending_media.index(world.items[0][1].key))
-    run_without_media(world)
-    assert follower.phase is Phase.FINISHED
+    assert 0 < leader.num_planned <= leader.spans[0].start
+    assert not leader.pins
+    assert [follower.phase, other.phase] == [Phase.FINISHED, Phase.FINISHED]
     settle(world)
     assert world.executor.encodes == {facts.key: 1 for _, facts in world.items}
 
