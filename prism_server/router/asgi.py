@@ -10,8 +10,8 @@ from typing import Any
 
 import msgspec
 
-from prism_server.errors import Overloaded
 from prism_server.http.asgi import ClientLeft, Headers, Receive, Scope, Send, read_body, until_disconnected
+from prism_server.http.byte_budget import ByteBudget
 from prism_server.http.headers import JSON
 
 
@@ -26,27 +26,10 @@ async def send_json(send: Send, body: Any, status: int = 200, headers: Headers =
     await send_whole(send, status, msgspec.json.encode(body), [JSON, *headers])
 
 
-class BufferBudget:
-    """Bytes of bodies that the router may hold, over all requests."""
-
-    def __init__(self, most_bytes: int) -> None:
-        self._most_bytes = most_bytes
-        self.held_bytes = 0
-
-    def take(self, num_bytes: int) -> None:
-        """Raises Overloaded."""
-        if self.held_bytes + num_bytes > self._most_bytes:
-            raise Overloaded(f"the router holds {self.held_bytes} bytes of bodies, the limit; try again later")
-        self.held_bytes += num_bytes
-
-    def give_back(self, num_bytes: int) -> None:
-        self.held_bytes -= num_bytes
-
-
 class Body:
     """A request's body, counted in the budget until `release`."""
 
-    def __init__(self, budget: BufferBudget) -> None:
+    def __init__(self, budget: ByteBudget) -> None:
         self._budget = budget
         self.data = bytearray()
 

@@ -7,8 +7,9 @@ from collections.abc import Sequence, Set
 from concurrent.futures import ThreadPoolExecutor
 from typing import Protocol
 
+from prism_server.http.byte_budget import ByteBudget
 from prism_server.http.key_file import KeyFile
-from prism_server.router.asgi import Body, BufferBudget
+from prism_server.router.asgi import Body
 from prism_server.router.budget import RetryBudget
 from prism_server.router.decision import Decision, NoPod
 from prism_server.router.endpoints import Discovery, Endpoint
@@ -56,7 +57,7 @@ class Services:
         self.rules = PlacementRules(load_bound=settings.placement.load_bound)
         self.sizer = MediaSizer()
         self.pool = Pool(settings.upstream.connect_timeout_s)
-        self.buffers = BufferBudget(settings.http.max_buffered_bytes)
+        self.buffers = ByteBudget("the router", settings.http.max_buffered_bytes)
         self.retries = RetryBudget(settings.upstream.retry_share, settings.upstream.retry_burst)
         self.open: set[Open] = set()
         token_file = settings.http.admin_token_file

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from prism_server.errors import Overloaded
+from prism_server.http.byte_budget import ByteBudget
 
 LEAST_PIECE_BYTES = 1 << 14
 """Copied in a microsecond."""
@@ -11,33 +11,17 @@ USUAL_BODY_BYTES = 2 << 20
 """A photo, or some pages: as many as are let in may be there."""
 
 
-class BodyBudget:
-    """Bytes of bodies, or of the media that were in them, over all requests. Event loop only."""
-
-    def __init__(self, most_bytes: int) -> None:
-        self.most_bytes = most_bytes
-        self.held_bytes = 0
-
-    @classmethod
-    def for_server(cls, max_body_bytes: int, max_inside: int) -> BodyBudget:
-        """Room for some bodies of the largest size, and for usual ones of everybody inside."""
-        return cls(max(LARGEST_BODIES * max_body_bytes, USUAL_BODY_BYTES * max_inside))
-
-    def take(self, num_bytes: int) -> None:
-        """Raises Overloaded."""
-        if self.held_bytes + num_bytes > self.most_bytes:
-            raise Overloaded(f"the bodies of all requests have {self.held_bytes} bytes, the limit; try again later")
-        self.held_bytes += num_bytes
-
-    def give_back(self, num_bytes: int) -> None:
-        self.held_bytes -= num_bytes
+def budget_for(max_body_bytes: int, max_inside: int) -> ByteBudget:
+    """Room for some bodies of the largest size, and for usual ones of everybody inside. What counts are bodies, or the
+    media that were in them."""
+    return ByteBudget("the server", max(LARGEST_BODIES * max_body_bytes, USUAL_BODY_BYTES * max_inside))
 
 
 class Body:
     """The body of a request, in the pieces in which it comes. One piece of memory that grows is copied again and again:
     that would hold up the event loop, and the engine's thread with it."""
 
-    def __init__(self, budget: BodyBudget) -> None:
+    def __init__(self, budget: ByteBudget) -> None:
         self._budget = budget
         self._counted_bytes = 0
         self._pieces: list[bytes] = []

@@ -8,9 +8,10 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from prism_server.errors import EngineFault
+from prism_server.http.byte_budget import ByteBudget
 from prism_server.http.key_file import KeyFile
 from prism_server.media.fetch import LinkFetcher
-from prism_server.serving.body import BodyBudget
+from prism_server.serving.body import budget_for
 from prism_server.serving.cache_journal import CacheJournal
 from prism_server.serving.dispatch import Dispatcher
 from prism_server.serving.http_errors import NotReady
@@ -41,7 +42,7 @@ class Services:
 
     settings: ServerSettings
     lifecycle: Lifecycle
-    bodies: BodyBudget
+    bodies: ByteBudget
     api_keys: KeyFile | None
     admin_token: KeyFile | None
     fetcher: LinkFetcher
@@ -63,7 +64,7 @@ class Services:
         return cls(
             settings,
             Lifecycle(max_inside),
-            BodyBudget.for_server(http.max_body_bytes, max_inside),
+            budget_for(http.max_body_bytes, max_inside),
             KeyFile(http.api_keys_file, "http.api_keys_file") if http.api_keys_file else None,
             KeyFile(http.admin_token_file, "http.admin_token_file") if http.admin_token_file else None,
             fetcher,

@@ -82,32 +82,35 @@ def test_no_error_leaves_the_lease_without_a_keeper(error: Exception) -> None:
     assert kept(Told(fail, options, lambda: now_s[0])) == [f"no renewal within 60 s: {error}"]
 
 
-def test_an_error_that_passes_costs_nothing() -> None:
-    stop, answers = threading.Event(), iter([True, False, True])
+def answering(*answers: bool, stop: threading.Event) -> Callable[[], bool]:
+    """Renewals: one that fails for each False. After them the process is told to go."""
+    left = iter(answers)
 
     def renew() -> bool:
-        answer = next(answers, None)
+        answer = next(left, None)
         if answer is None:
             stop.set()
         if answer is False:
             raise ValueError("half an answer")
         return True
 
+    return renew
+
+
+def test_an_error_that_passes_costs_nothing() -> None:
+    stop = threading.Event()
+    renew = answering(True, False, True, stop=stop)
     assert kept(Told(renew, OperatorOptions(lease_retry_s=0.001, lease_renew_deadline_s=PATIENCE_S)), stop) == []
 
 
 def test_a_deadline_counts_from_when_the_last_good_renewal_began() -> None:
     """Its record may be as old as that for whoever waits for the Lease."""
-    now_s, stop, answers = [0.0], threading.Event(), iter([True, False])
+    now_s, stop = [0.0], threading.Event()
+    renew = answering(True, False, stop=stop)
 
     def slow() -> bool:
         now_s[0] += 40.0
-        answer = next(answers, None)
-        if answer is None:
-            stop.set()
-        if answer is False:
-            raise ValueError("half an answer")
-        return True
+        return renew()
 
     options = OperatorOptions(lease_retry_s=0.001, lease_renew_deadline_s=60.0)
     assert kept(Told(slow, options, lambda: now_s[0]), stop) == ["no renewal within 60 s: half an answer"]

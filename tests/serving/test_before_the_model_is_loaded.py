@@ -14,10 +14,11 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from prism_server.engine.messages import TokenLogprob
+from prism_server.http.byte_budget import ByteBudget
 from prism_server.http.logs import REQUEST_ID
 from prism_server.serving.answers import Collected, Sample
 from prism_server.serving.app import admin_app, api_app
-from prism_server.serving.body import Body, BodyBudget
+from prism_server.serving.body import Body
 from prism_server.serving.exchange import FEW_LOGPROBS, Exchange
 from prism_server.serving.services import Services
 from prism_server.settings import EngineSettings, HTTPSettings, ServerLogSettings, ServerSettings
@@ -194,7 +195,7 @@ def test_a_refused_key_is_in_the_log_and_the_lines_can_be_turned_off(
 def test_work_in_a_thread_is_still_about_its_request() -> None:
     async def ask() -> str:
         REQUEST_ID.set("mine-2")
-        exchange = Exchange(services(), None, Body(BodyBudget(0)), {}, None, None)  # type: ignore[arg-type]
+        exchange = Exchange(services(), None, Body(ByteBudget("the server", 0)), {}, None, None)  # type: ignore[arg-type]
         return await exchange.in_worker(REQUEST_ID.get)
 
     assert asyncio.run(ask()) == "mine-2"
@@ -210,7 +211,7 @@ def test_an_answer_with_many_logprobs_is_written_out_in_a_worker(num_tokens: int
         sent.append(message)
 
     async def answer() -> None:
-        exchange = Exchange(services(), None, Body(BodyBudget(0)), {"type": "http"}, None, send)  # type: ignore[arg-type]
+        exchange = Exchange(services(), None, Body(ByteBudget("the server", 0)), {"type": "http"}, None, send)  # type: ignore[arg-type]
         await exchange.send_whole(collected, lambda: threading.current_thread().name)
 
     asyncio.run(answer())

@@ -14,15 +14,16 @@ from hypothesis import strategies as st
 from serving_support import ServerProcess, chat_body, eventually, serving
 
 from prism_server.errors import Overloaded
-from prism_server.serving.body import LEAST_PIECE_BYTES, Body, BodyBudget
+from prism_server.http.byte_budget import ByteBudget
+from prism_server.serving.body import LEAST_PIECE_BYTES, Body, budget_for
 
 SIZES = st.sampled_from(
     [0, 1, 7, LEAST_PIECE_BYTES - 1, LEAST_PIECE_BYTES, LEAST_PIECE_BYTES + 1, 3 * LEAST_PIECE_BYTES]
 )
 
 
-def unbounded() -> BodyBudget:
-    return BodyBudget(1 << 40)
+def unbounded() -> ByteBudget:
+    return ByteBudget("the server", 1 << 40)
 
 
 @given(st.lists(SIZES, max_size=12))
@@ -58,7 +59,7 @@ def test_a_body_of_crumbs_takes_little_more_room_than_its_bytes() -> None:
 
 
 def test_bodies_count_until_they_are_let_go_of() -> None:
-    budget = BodyBudget(10)
+    budget = ByteBudget("the server", 10)
     one, other = Body(budget), Body(budget)
     one.add(b"123456")
     other.add(b"1234")
@@ -74,8 +75,8 @@ def test_bodies_count_until_they_are_let_go_of() -> None:
 
 
 def test_there_is_room_for_some_of_the_largest_and_for_usual_ones_of_everybody() -> None:
-    assert BodyBudget.for_server(max_body_bytes=128 << 20, max_inside=320).most_bytes == 1 << 30
-    assert BodyBudget.for_server(max_body_bytes=8 << 20, max_inside=100).most_bytes == 200 << 20
+    assert budget_for(max_body_bytes=128 << 20, max_inside=320).most_bytes == 1 << 30
+    assert budget_for(max_body_bytes=8 << 20, max_inside=100).most_bytes == 200 << 20
 
 
 HALF_BYTES = 6 << 20

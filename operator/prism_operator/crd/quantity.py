@@ -8,28 +8,16 @@ from typing import Any
 
 from kubernetes.utils.quantity import parse_quantity
 
-_SUFFIXES = {
-    "": 1,
-    "k": 10**3,
-    "M": 10**6,
-    "G": 10**9,
-    "T": 10**12,
-    "Ki": 1 << 10,
-    "Mi": 1 << 20,
-    "Gi": 1 << 30,
-    "Ti": 1 << 40,
-}
 _LARGEST = 1 << 63
 """Kubernetes has no quantity beyond; the digits of `1e9999999` would take this process hours to write out."""
-_QUANTITY = re.compile(r"(\d+(?:\.\d+)?)(k|M|G|T|Ki|Mi|Gi|Ti)?")
+_BYTES = re.compile(r"\d+(?:\.\d+)?(?:k|M|G|T|Ki|Mi|Gi|Ti)?")
 
 
 def quantity_bytes(text: str) -> int:
     """`80Gi` -> 85899345920. Raises ValueError for what is no quantity of bytes."""
-    match = _QUANTITY.fullmatch(text)
-    if match is None:
+    if _BYTES.fullmatch(text) is None:
         raise ValueError(f"{text!r} is no quantity of bytes such as 512Mi or 80Gi")
-    return int(Decimal(match[1]) * _SUFFIXES[match[2] or ""])
+    return int(parse_quantity(text))  # type: ignore[no-untyped-call]
 
 
 def amount_of(quantity: Any) -> Decimal:
